@@ -57,6 +57,7 @@ pub const HEADERS: &[Source] = headers![
     "persistent_attention.cuh"
     "persistent_experts.cuh"
     "persistent_multiples.cuh"
+    "persistent_norms.cuh"
     "persistent_plan.cuh"
     "persistent_products.cuh"
     "persistent_ranks.cuh"

@@ -16,7 +16,7 @@ mod vocabulary;
 
 use super::{Gpu as Device, LoadTimes, PREFILL_TOKENS, Resident, Room, Text, Texts};
 use crate::arch::Spec;
-use crate::arch::spec::MlpKind;
+use crate::arch::spec::{MlpKind, NormKind};
 use crate::comm::Comm;
 use crate::decoder::{Decoder, Experts, Layer, Mlp, ModelDevice, Slot};
 use crate::device::rope::Rope;
@@ -118,9 +118,11 @@ impl CudaModel {
         let plan = || persistent::plan(&caps, &decoder, activations, comm.size()).ok();
         let mut persistent = (persistent && kv == KvType::from(activations)).then(plan).flatten();
         if comm.size() > 1 {
-            // All of them, or none.
-            let all = comm.all_gather_bytes(&[persistent.is_some().into()])?;
-            persistent = persistent.filter(|_| all.iter().all(|has| *has == [1]));
+            // All of them, or none; and none where ranks have parts of different sizes.
+            let places = persistent.as_ref().map(|plan| plan.places().map(|place| place as u64)).unwrap_or_default();
+            let own: &[u8] = bytemuck::cast_slice(&places);
+            let all = comm.all_gather_bytes(own)?;
+            persistent = persistent.filter(|_| all.iter().all(|places| places == own));
         }
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
         let expert_layers = experts::layers(&cuda, &decoder, activations)?;
@@ -179,6 +181,14 @@ impl CudaModel {
         forms
     }
 
+    /// Whether it has steps that Llama does not have.
+    fn has_more_steps(&self) -> bool {
+        let Decoder { embedding_norm, layers, norm, .. } = &self.decoder;
+        let has_more = |layer: &Layer<OnCuda>| layer.attention.alibi.is_some() || matches!(layer.mlp, Mlp::Experts(_));
+        let other_norms = embedding_norm.is_some() || norm.kind != NormKind::Rms;
+        other_norms || layers.iter().any(has_more) || persistent::lacks(&self.decoder).is_some()
+    }
+
     /// What computes one row of all layers, if they go through one kernel.
     fn plan_of_one_row(&self) -> Option<PlanOfRows> {
         self.persistent.as_ref().map(|plan| PlanOfRows {
@@ -230,7 +240,7 @@ impl Resident for CudaModel {
         let mut instances = nn::instances(Some(self.decoder.heads.head_size), &[self.kv]);
         instances.extend(self.forms_of_rows(self.prefill_tokens).into_iter().flat_map(nn::quantized_instances));
         instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, self.prefill_tokens)?);
-        if persistent::unlike_llama(&self.decoder).is_some() || self.mixtures().next().is_some() {
+        if self.has_more_steps() {
             instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size), &[self.kv]));
         }
         instances.push(self.decoder.vocabulary.embedding.instance()?);

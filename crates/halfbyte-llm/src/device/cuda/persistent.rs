@@ -1,15 +1,17 @@
 //! All layers of a step of one token in one kernel, for the models that it takes.
 
 use super::ranks::Ranks;
-use super::{CudaModel, OnCuda, Vocabulary};
+use super::run::gate_of;
+use super::{CudaModel, OnCuda};
 use crate::arch::spec::{NormKind, Residual, Routing};
 use crate::decoder::{Attention, Decoder, Experts, FeedForward, Layer, Mlp, Norm};
 use crate::error::{Error, Result};
 use halfbyte::cuda::Caps;
+use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::nn::{
     HeadNorms, KvCache, PersistentDecode, PersistentPlan, Rope, StepExperts, StepLayer, StepMlp, StepSizes, StreamNorm,
 };
-use halfbyte::kernel::{Activation, Reason};
+use halfbyte::kernel::Reason;
 use halfbyte::{Cuda, Float};
 use std::sync::Arc;
 
@@ -22,7 +24,7 @@ pub(super) fn plan(
 ) -> std::result::Result<PersistentPlan, Reason> {
     let refuse = |why: &str| Reason(why.to_owned());
     let first = decoder.layers.first().ok_or_else(|| refuse("layers"))?;
-    if let Some(why) = unlike_llama(decoder) {
+    if let Some(why) = lacks(decoder) {
         return Err(refuse(why));
     }
     let rope = first.attention.rope.as_ref();
@@ -42,21 +44,17 @@ pub(super) fn plan(
     PersistentPlan::of(caps, sizes, &layers, dtype)?.among(ranks)
 }
 
-/// What the kernel would need for a model that has more than Llama's steps. All of a model is taken apart here, so that what is
+/// What the kernel lacks for a model. All of a model is taken apart here, so that what is
 /// added to it must be said.
-pub(super) fn unlike_llama(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
-    let Decoder { hidden: _, vocab: _, heads: _, embedding_norm, layers, norm, vocabulary } = decoder;
-    // A cap of logits follows the head, which is another kernel's.
-    let Vocabulary { embedding: _, first: _, scale, head: _, logit_cap: _ } = vocabulary;
-    if embedding_norm.is_some() || *scale != 1.0 {
-        return Some("an embedding as it is");
-    }
-    let plain = |norm: &Norm<OnCuda>| {
-        let Norm { kind, eps: _, weight: _, bias: _ } = norm;
-        *kind == NormKind::Rms
+pub(super) fn lacks(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
+    // What is before all layers, and what follows them, is other kernels' work.
+    let Decoder { hidden: _, vocab: _, heads: _, embedding_norm: _, layers, norm, vocabulary: _ } = decoder;
+    let like_the_last = |other: &Norm<OnCuda>| {
+        let Norm { kind, eps: _, weight: _, bias } = other;
+        *kind == norm.kind && bias.is_some() == norm.bias.is_some()
     };
-    if !plain(norm) {
-        return Some("RMS norms");
+    if norm.bias.is_some() != (norm.kind == NormKind::Layer) {
+        return Some("RMS norms, or LayerNorms with biases");
     }
     layers.iter().find_map(|layer| {
         let Layer { attention, mlp_norm, mlp, mlp_post_norm, residual } = layer;
@@ -66,7 +64,7 @@ pub(super) fn unlike_llama(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
             heads: _,
             head_norms: _,
             rope: _,
-            alibi,
+            alibi: _,
             window: _,
             scale: _,
             cap,
@@ -77,16 +75,18 @@ pub(super) fn unlike_llama(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
         if *residual != Residual::Sequential || post_norm.is_some() || mlp_post_norm.is_some() {
             return Some("one norm before attention and one before the MLP behind it");
         }
-        if !plain(norm) || !mlp_norm.as_ref().is_some_and(plain) {
-            return Some("RMS norms");
+        if !like_the_last(norm) || !mlp_norm.as_ref().is_some_and(like_the_last) {
+            return Some("norms of one kind");
         }
-        if alibi.is_some() || cap.is_some() || sinks.is_some() {
-            return Some("scores as they are");
+        if cap.is_some() || sinks.is_some() {
+            return Some("scores without a cap, and no sinks");
         }
-        let plain = |FeedForward { up: _, down: _, activation, clamp, gated, inner: _ }: &FeedForward<OnCuda>| {
-            *gated && clamp.is_none() && *activation == Activation::Silu
+        let first = parts(mlp).first().map(gate_of);
+        let alike = |mlp: &FeedForward<OnCuda>| {
+            let FeedForward { up: _, down: _, activation: _, clamp: _, gated: _, inner: _ } = mlp;
+            Some(gate_of(mlp)) == first
         };
-        (!parts(mlp).iter().all(plain)).then_some("MLPs gated by SiLU")
+        (!parts(mlp).iter().all(alike)).then_some("experts of one kind")
     })
 }
 
@@ -99,7 +99,7 @@ fn parts(mlp: &Mlp<OnCuda>) -> &[FeedForward<OnCuda>] {
 }
 
 fn norm(norm: &Norm<OnCuda>) -> StreamNorm<'_> {
-    StreamNorm { weight: norm.weight.view(), eps: norm.eps }
+    StreamNorm { weight: norm.weight.view(), bias: norm.bias.as_ref().map(Buffer::view), eps: norm.eps }
 }
 
 fn step_layer(layer: &Layer<OnCuda>) -> Option<StepLayer<'_>> {
@@ -118,9 +118,11 @@ fn step_layer(layer: &Layer<OnCuda>) -> Option<StepLayer<'_>> {
             Mlp::Dense(mlp) => StepMlp::Dense([mlp.up.single()?, mlp.down.single()?]),
             Mlp::Experts(experts) => StepMlp::Experts(step_experts(experts)?),
         },
+        gate: gate_of(parts(&layer.mlp).first()?),
         values,
         norms: [norm(&attention.norm), norm(layer.mlp_norm.as_ref()?)],
         head_norms,
+        alibi: attention.alibi.as_ref().map(Buffer::view),
         scale: attention.scale,
         window: attention.window,
     })

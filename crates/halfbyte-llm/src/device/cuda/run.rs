@@ -151,16 +151,29 @@ impl State {
 
     /// As [`State::layers`], of one token of a text alone.
     pub(super) fn step(&mut self, model: &CudaModel, cuda: &Cuda, rows: Rows<'_>) -> Result<()> {
-        let (hidden, vocabulary) = (model.decoder.hidden, &model.decoder.vocabulary);
-        let Self { persistent: Some(kernel), cache, normed, room, residual, only_row, .. } = self else {
+        let Decoder { hidden, vocabulary, embedding_norm, .. } = &model.decoder;
+        if self.persistent.is_none() {
             return self.layers(model, cuda, rows, false);
+        }
+        // Others than floats as they are, other kernels make: the vector is all that there is, in f32.
+        let as_they_are = embedding_norm.is_none() && vocabulary.scale == 1.0;
+        let floats = vocabulary.embedding.floats().filter(|_| as_they_are);
+        if floats.is_none() {
+            let mut run = Run::new(model, cuda, self, rows);
+            run.embed(vocabulary)?;
+            if let Some(norm) = embedding_norm {
+                run.norm_in_place(InPlace::Stream, norm)?;
+            }
+        }
+        let Self { persistent: Some(kernel), cache, normed, room, residual, only_row, .. } = self else {
+            return Ok(());
         };
-        let (token, embedding, first_token) = match vocabulary.embedding.floats() {
+        let (token, embedding, first_token) = match floats {
             Some(floats) => (rows.tokens, floats, vocabulary.first),
-            // The kernel reads floats: the vector is all that there is, in f32.
+            // All ranks have it, and the first one's is taken.
             None => {
-                vocabulary.embed(cuda, rows.tokens, residual.view_mut().slice(0..hidden))?;
-                (only_row.view(), residual.view().slice(0..hidden).into(), 0)
+                let first = if model.comm.rank() == 0 { 0 } else { 1 };
+                (only_row.view(), residual.view().slice(0..*hidden).into(), first)
             }
         };
         let step = StepOfText {
@@ -172,7 +185,7 @@ impl State {
             norm: persistent::last_norm(model),
             rope: persistent::rope(model, *room),
             cache,
-            normed: normed.view_mut(0..hidden),
+            normed: normed.view_mut(0..*hidden),
         };
         Ok(kernel.step(cuda.gpu(), cuda.stream(), step)?)
     }

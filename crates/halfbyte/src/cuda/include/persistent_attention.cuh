@@ -47,11 +47,12 @@ struct Parts {
 
 // Norms and rotates a head that lies in `raw`, element by element.
 DEV float rotated(const Shared& m, const float* raw, u32 e, bool rotates) {
-  if (!rotates || e >= 2 * PAIRS) return raw[e];
-  const u32 i = e < PAIRS ? e : e - PAIRS;
+  if (!rotates || int(e) >= int(2 * PAIRS)) return raw[e];
+  const bool first = int(e) < int(PAIRS);
+  const u32 i = first ? e : e - PAIRS;
   const float a = raw[i], b = raw[i + PAIRS];
   const float2 angle = m.angles()[i];
-  return e < PAIRS ? a * angle.x - b * angle.y : fmaf(b, angle.x, a * angle.y);
+  return first ? a * angle.x - b * angle.y : fmaf(b, angle.x, a * angle.y);
 }
 
 // Brings the keys and values that this block will read into the second-level cache.
@@ -132,6 +133,14 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
       }
   };
   auto weigh = [&](u32 tile) {
+    if (ALIBI) {
+      const float behind = float(int(tile + g) - int(m.step()[0]));
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const float slope = m.slopes()[2 * c + h];
+        s[h] = fmaf(slope, behind, s[h]), s[2 + h] = fmaf(slope, behind + 8, s[2 + h]);
+      }
+    }
     if (tile + g >= to) s[0] = s[1] = __int_as_float(0xff800000);
     if (tile + g + 8 >= to) s[2] = s[3] = __int_as_float(0xff800000);
     if (PAGED) {
@@ -186,8 +195,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
       v[j] = __uint_as_float(bits[j]);
       sum = fmaf(v[j], v[j], sum);
     }
-    const float factor =
-        weight ? 1.0f / sqrtf(warp_sum(sum) / float(HEAD) + (h < G ? layer.query_eps : layer.key_eps)) : 1.0f;
+    const float factor = weight ? 1.0f / sqrtf(warp_sum(sum) / float(HEAD) + layer.head_eps) : 1.0f;
 #pragma unroll
     for (u32 j = 0; j < HEAD / 32; j++)
       raw[lane + 32 * j] = weight ? v[j] * factor * __ldg(weight + lane + 32 * j) : v[j];

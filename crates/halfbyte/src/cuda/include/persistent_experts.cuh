@@ -80,7 +80,9 @@ DEV float logit_of(u32 rank) { return __uint_as_float(rank >> 31 ? rank ^ 0x8000
 // are. The first warp does it, and tells the warps that bring weights.
 DEV void choose(const Params& p, const Shared& m, u32 layer) {
   if (thread_index() >= 32) return;
-  constexpr u32 OF_LANE = (EXPERTS + 31) / 32;
+  // Four at a time where there are many.
+  constexpr bool QUADS = EXPERTS % 4 == 0 && EXPERTS > 64;
+  constexpr u32 OF_LANE = QUADS ? (EXPERTS + 127) / 128 * 4 : (EXPERTS + 31) / 32;
   const u32 lane = thread_index(), first = lane * OF_LANE;  // a lane's experts lie side by side
   const Layer& of = m.layers()[layer];
   u32* const logits = set_of(p, m) + layer * WORDS_OF_LAYER + AT_LOGITS;
@@ -101,7 +103,19 @@ DEV void choose(const Params& p, const Shared& m, u32 layer) {
     if (lane == 0 && expert < EXPERTS) leave(logits + expert, __float_as_uint(dot * factor));
   }
   u32 rank[OF_LANE];
-  look_for(rank, [&](u32 i) { return first + i < EXPERTS ? logits + first + i : nullptr; });
+  if (QUADS) {
+    constexpr u32 COUNT = (OF_LANE + 3) / 4;
+    uint4 quads[COUNT];
+    look_for(quads, [&](u32 i) { return first + 4 * i < EXPERTS ? logits + first + 4 * i : nullptr; });
+#pragma unroll
+    for (u32 i = 0; i < OF_LANE; i++)
+      rank[i] = i % 4 == 0   ? quads[i / 4].x
+                : i % 4 == 1 ? quads[i / 4].y
+                : i % 4 == 2 ? quads[i / 4].z
+                             : quads[i / 4].w;
+  } else {
+    look_for(rank, [&](u32 i) { return first + i < EXPERTS ? logits + first + i : nullptr; });
+  }
   bool finite = true;
 #pragma unroll
   for (u32 i = 0; i < OF_LANE; i++) finite &= (rank[i] & 0x7fffffff) < 0x7f800000;

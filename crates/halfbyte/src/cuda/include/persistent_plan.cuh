@@ -6,6 +6,9 @@
 // The model, as the host compiles it in, and what follows.
 constexpr u32 HIDDEN = HB_HIDDEN, INNER = HB_INNER, HEADS = HB_HEADS, KV_HEADS = HB_KV_HEADS, HEAD = HB_HEAD,
               PAIRS = HB_PAIRS, BLOCKS = HB_BLOCKS;
+// Norms that take off the mean and have biases; scores that fall with the distance; MLPs of gates and what these let
+// through, or of a function alone (ACTIVATION).
+constexpr bool LAYER_NORM = HB_LAYER_NORM, ALIBI = HB_ALIBI, GATED = HB_GATED;
 // Experts that the MLP of a layer consists of, 0: it is one; how many of them a token has, and whether their shares are a
 // softmax of these alone; the type of the router, as `load_float` counts types. A token's experts lie side by side.
 constexpr u32 EXPERTS = HB_EXPERTS, CHOSEN = EXPERTS ? HB_CHOSEN : 1, ROUTER_TYPE = HB_ROUTER_TYPE;
@@ -43,6 +46,7 @@ static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTEN
               "whole stages");
 static_assert(HEAD == 64 || HEAD == 128, "heads of one or two runs of 64");
 static_assert(RANKS >= 1 && RANKS <= MOST_RANKS_OF_STEP, "ranks that a step knows");
+static_assert(GATED || !EXPERTS, "experts are gated");
 static_assert(HEADS_OF_GROUP <= 8 && MOST_PARTS >= 1, "a column of B for each query head");
 
 struct Product {
@@ -52,15 +56,16 @@ struct Product {
 struct Layer {
   Product qkv, output, up, down;
   const float* norms[2];  // what the stream is normed with before q, k, v and before gate and up, [HIDDEN]
+  const float* norm_biases[2];  // of a LAYER_NORM
   const float *query_norm, *key_norm;  // [HEAD], or null
   void *keys, *values;  // [kv_heads][capacity][HEAD]
   const u8* w_of_values;  // where they are apart; of their bias the place of row 0 of q, k, v, or null
   const float* bias_of_values;
   const void* router;  // [EXPERTS][HIDDEN]
-  float eps[2];  // of norms
-  float query_eps, key_eps, scale;
+  float eps[2], head_eps;  // of norms
+  float scale;
   u32 window;  // 0: none
-  u32 forms, padding;  // of the weights of each product, and of values where they are apart: 4 bits each
+  u32 forms;  // of the weights of each product, and of values where they are apart: 4 bits each
   __device__ __forceinline__ const Product& product(u32 i) const { return (&qkv)[i]; }
   __device__ __forceinline__ u32 form(u32 i) const { return forms >> (4 * i) & 15; }
 };
@@ -70,7 +75,8 @@ struct Params {
   const u64* scales;  // [layers][products]: where the scales of a product's rows are, two bytes each, in their order
   const u32 *token, *position;
   const void* embedding;  // [vocab][HIDDEN]
-  const float* norm;  // the last one
+  const float *norm, *norm_bias;  // the last one
+  const float* slopes;  // ALIBI: [HEADS]
   void* normed;  // [HIDDEN]
   const double* turns;  // [PAIRS]: of a position
   u32* words;  // the sets
@@ -109,7 +115,7 @@ DEV u32 again(u32 v) {
 constexpr u32 AT_QKV = RANKS * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH, AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2,
               AT_INNER = AT_MIDDLE + RANKS * HIDDEN, AT_LOGITS = AT_INNER + WIDTH / 2,
               AT_COUNTERS = AT_LOGITS + (EXPERTS + 3) / 4 * 4, WORDS_OF_LAYER = AT_COUNTERS + 32;
-enum Counter : u32 { STREAM = AT_COUNTERS, QKV, ATTENDED, MIDDLE, GATED };
+enum Counter : u32 { STREAM = AT_COUNTERS, QKV, ATTENDED, MIDDLE, INSIDE };
 // A part of attention: sums, then greatest scores, then weights.  Parts lie behind all layers.
 constexpr u32 PART = HEADS_OF_GROUP * (HEAD + 2), PARTS_OF_LAYER = KV_HEADS * MOST_PARTS * PART;
 
@@ -119,10 +125,11 @@ extern __shared__ __align__(1024) u8 shared[];
 struct Shape {
   u32 row_blocks, stages, paired;
 };
+constexpr bool PAIRED = GATED && !EXPERTS;
 static __device__ constexpr Shape shape(u32 product) {
   return product == 0   ? Shape{QKV_LENGTH / 16, HIDDEN / (128 * STEPS), 0}
          : product == 1 ? Shape{HIDDEN / 16, ATTENDED_LENGTH / (128 * STEPS), 0}
-         : product == 2 ? Shape{EXPERTS ? WIDTH / 8 : INNER / 16, HIDDEN / (128 * STEPS), EXPERTS == 0}
+         : product == 2 ? Shape{EXPERTS ? WIDTH / 8 : INNER / 16, HIDDEN / (128 * STEPS), PAIRED}
                         : Shape{HIDDEN / 16, WIDTH / (128 * STEPS), 0};
 }
 static __device__ constexpr u32 most(u32 a, u32 b) { return a > b ? a : b; }
@@ -176,15 +183,16 @@ struct __align__(16) Expert {
 constexpr u32 OF_BLOCK = (EXPERTS + BLOCKS - 1) / BLOCKS;
 // Queries lie in rows that begin in different banks.
 constexpr u32 QUERY_ROW = HEAD + 32;
-// Shared memory, as the host counts it: rings; x, and sums of warps behind it, or sums of attention; the rest.
+// Shared memory, as the host counts it: rings; x, and sums of warps behind it, or sums of attention, or what the last
+// norm gives; the rest.
 static __device__ constexpr u32 bytes_of_x(u32 product) { return shape(product).stages * STEPS * X_UNIT; }
 static __device__ constexpr u32 x_and_sums(u32 product) {
   return bytes_of_x(product) + most_blocks(product) * SUMS_OF_BLOCK * 8;
 }
 constexpr u32 HALVES = HEAD / 64, SLOTS = WARPS, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * HEAD * 4,
               X_BYTES = most(most(most(x_and_sums(0), x_and_sums(1)), most(x_and_sums(2), x_and_sums(3))),
-                             OF_ATTENTION + 2 * SLOTS * 32);
-constexpr u32 X = WARPS * STAGES * STAGE, OWN = X + X_BYTES, REDUCE = OWN + most_blocks(1) * 64, ANGLES = REDUCE + 192,
+                             most(OF_ATTENTION + 2 * SLOTS * 32, HIDDEN * 4));
+constexpr u32 X = WARPS * STAGES * STAGE, OWN = X + X_BYTES, REDUCE = OWN + most_blocks(1) * 64, ANGLES = REDUCE + 272,
               QUERIES = ANGLES + most(PAIRS, 2) * 8, KEY = QUERIES + 32 * QUERY_ROW, VALUE = KEY + 2 * HEAD,
               RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_GROUP + 2) * HEAD * 4,
               ROUTED = BARRIERS + WARPS * STAGES * 16, CHOICES = ROUTED + (EXPERTS ? 16 : 0),
@@ -208,6 +216,9 @@ struct Shared {
   __device__ __forceinline__ u32* step() const { return at_shared<u32>(REDUCE + 64); }
   // The greatest |x| that each warp has.
   __device__ __forceinline__ u32* greatest() const { return at_shared<u32>(REDUCE + 80); }
+  // Of a LAYER_NORM: sums of squares of each warp; of ALIBI: slopes of a block's query heads, in powers of two.
+  __device__ __forceinline__ float* squares() const { return at_shared<float>(REDUCE + 192); }
+  __device__ __forceinline__ float* slopes() const { return at_shared<float>(REDUCE + 240); }
   // Where each warp is in its ring: stage and phase.
   __device__ __forceinline__ u32* turns() const { return at_shared<u32>(REDUCE + 128); }
   __device__ __forceinline__ float2* angles() const { return at_shared<float2>(ANGLES); }

@@ -15,119 +15,13 @@
 #include "hopper.cuh"
 #include "decode_codes.cuh"
 #include "exchange_words.cuh"
+#include "output_function.cuh"
+#include "persistent_norms.cuh"
 #include "persistent_plan.cuh"
 #include "persistent_products.cuh"
 #include "persistent_ranks.cuh"
 #include "warp.cuh"
 
-// Waits until about all of n words are counted.
-DEV void wait_for(const u32* counter, u32 n) {
-  if (thread_index() == 0)
-    while (look(counter) + 1 < n) {
-    }
-  sync();
-}
-// Not behind what is waited for, where the compiler would put it.
-DEV float2 load_early(const float* p) {
-  float2 v;
-  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
-  return v;
-}
-// The places of this step.
-DEV u32* set_of(const Params& p, const Shared& m) { return p.words + m.step()[2]; }
-// 1 / what a norm divides by, from the squares that warps have added up.
-DEV float factor_of_norm(const Shared& m, float eps) {
-  float sum = 0;
-#pragma unroll
-  for (u32 w = 0; w < WARPS; w += 4) {
-    const float4 v = *reinterpret_cast<const float4*>(m.reduce() + w);
-    sum += v.x + v.y + (v.z + v.w);
-  }
-  return rsqrtf(sum / float(HIDDEN) + eps);
-}
-#include "persistent_experts.cuh"
-
-DEV u32 bits_of_magnitude(float v) { return __float_as_uint(v) & 0x7fffffff; }
-DEV u32 greatest_of(const float (&x)[4]) {
-  return max(max(bits_of_magnitude(x[0]), bits_of_magnitude(x[1])),
-             max(bits_of_magnitude(x[2]), bits_of_magnitude(x[3])));
-}
-// The greatest |x| of all, of those of threads.
-DEV void leave_greatest(const Shared& m, u32 of_thread) {
-  const u32 of_warp = __reduce_max_sync(ALL_LANES, of_thread);
-  if ((thread_index() & 31) == 0) m.greatest()[thread_index() / 32] = of_warp;
-}
-DEV Step step_of_all(const Shared& m) {
-  u32 greatest = 0;
-#pragma unroll
-  for (u32 w = 0; w < WARPS; w++) greatest = max(greatest, m.greatest()[w]);
-  const Step of = step_of(greatest);
-  if (thread_index() == 0) put_power(shared_address(shared) + X, of.power);
-  return of;
-}
-// The stream times a norm's weights, when it is counted, four columns at a time, as they lie together. What the norm
-// divides by is left to `factor_of_norm`. The rows that this block will add to are kept. Where x has one rule, `put`
-// gets it when all is known. `router`: of experts, whose logits this block has some of, or null.
-template <class Put>
-DEV void norm(const Params& p, const Shared& m, const u32* from, const u32* counter, const float* weight,
-              const void* router, Put&& put) {
-  constexpr u32 LOADS = LOADS_OF_STREAM;
-  const Plan& own = m.plan(1);
-  float2 w[LOADS][2];
-  uint4 v[LOADS];
-#pragma unroll
-  for (u32 i = 0; i < LOADS; i++) {
-    const u32 e = 4 * (thread_index() + i * THREADS);
-#pragma unroll
-    for (u32 h = 0; h < 2; h++) w[i][h] = e < HIDDEN ? load_early(weight + column_at(e) + 8 * h) : make_float2(0, 0);
-  }
-  RowsOfRouter rows;
-  rows.load(router);
-  wait_for(counter, HIDDEN);
-  look_for_stream(p, v, [&](u32 i) {
-    const u32 e = 4 * (thread_index() + i * THREADS);
-    return e < HIDDEN ? from + e : nullptr;
-  });
-  float sum = 0;
-  u32 greatest = 0;
-  auto normed = [&](u32 i, float (&to)[4]) {
-    to[0] = __uint_as_float(v[i].x) * w[i][0].x, to[1] = __uint_as_float(v[i].y) * w[i][1].x;
-    to[2] = __uint_as_float(v[i].z) * w[i][0].y, to[3] = __uint_as_float(v[i].w) * w[i][1].y;
-  };
-#pragma unroll
-  for (u32 i = 0; i < LOADS; i++) {
-    const u32 e = 4 * (thread_index() + i * THREADS);
-    if (e >= HIDDEN) break;
-    const float x[4] = {__uint_as_float(v[i].x), __uint_as_float(v[i].y), __uint_as_float(v[i].z),
-                        __uint_as_float(v[i].w)};
-    sum = fmaf(x[0], x[0], fmaf(x[1], x[1], fmaf(x[2], x[2], fmaf(x[3], x[3], sum))));
-    if (e - 16 * own.first < 16 * own.blocks) *reinterpret_cast<uint4*>(m.own() + e - 16 * own.first) = v[i];
-    float here[4];
-    normed(i, here);
-    rows.add(i, here);
-    if constexpr (WHOLE)
-      greatest = max(greatest, greatest_of(here));
-    else
-      put(e, here, Step{});
-  }
-  sum = warp_sum(sum);
-  if ((thread_index() & 31) == 0) m.reduce()[thread_index() / 32] = sum;
-  rows.leave(m);
-  if constexpr (WHOLE) leave_greatest(m, greatest);
-  sync();
-  if constexpr (WHOLE) {
-    const Step of = step_of_all(m);
-#pragma unroll
-    for (u32 i = 0; i < LOADS; i++) {
-      const u32 e = 4 * (thread_index() + i * THREADS);
-      if (e >= HIDDEN) break;
-      float here[4];
-      normed(i, here);
-      put(e, here, of);
-    }
-    sync();
-  }
-}
 // A warp's four columns a lane are a unit of x.
 DEV void put_x(u32 e, const float (&x)[4], Step of) {
   const u32 unit = shared_address(shared) + X + e / 128 * X_UNIT;
@@ -215,19 +109,19 @@ DEV float load_float(const void* from, u64 at, u32 type) {
 
 #include "persistent_attention.cuh"
 
-DEV float gated(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
 // Leaves what a product gives: rows of q, k and v; the stream with rows of output and down added; gated
 // rows in pairs. A norm's factor comes to them here. What does not need the sums is done before they are waited for.
 template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32 layer) {
-  // Gates and what they let through: in row blocks of their own, or of experts both in one.
-  constexpr bool GATES = PRODUCT == 2 && !EXPERTS, GATES_BESIDE = PRODUCT == 2 && EXPERTS, ADDS = PRODUCT & 1;
+  // Gates and what they let through: in row blocks of their own, or of experts both in one. Or rows of a function alone.
+  constexpr bool INSIDE_MLP = PRODUCT == 2, GATES = INSIDE_MLP && PAIRED, GATES_BESIDE = INSIDE_MLP && EXPERTS,
+                 ALONE = INSIDE_MLP && !GATED, ADDS = PRODUCT & 1;
   constexpr u32 AT = PRODUCT == 0   ? AT_QKV
                      : PRODUCT == 1 ? AT_MIDDLE
-                     : PRODUCT == 2 ? AT_INNER
+                     : INSIDE_MLP   ? AT_INNER
                                     : WORDS_OF_LAYER,
                 COUNTER = PRODUCT == 0   ? QKV
                           : PRODUCT == 1 ? MIDDLE
-                          : PRODUCT == 2 ? GATED
+                          : INSIDE_MLP   ? INSIDE
                                          : WORDS_OF_LAYER + STREAM;
   const Plan& plan = m.plan(PRODUCT);
   u32* const words = set_of(p, m) + layer * WORDS_OF_LAYER;
@@ -242,7 +136,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     const bool there = i < pairs;
     // The row in the product, and its place in what is left; rows of gate and up are 8 lanes apart.
     const u32 row = first + 16 * (GATES ? i / 16 : i / 8) + (i & 7),
-              place = GATES          ? place_of_pair((row - (i & 1)) / 2 + 4 * (i & 1))
+              place = GATES || ALONE ? place_of_pair((row - (i & 1)) / 2 + 4 * (i & 1))
                       : GATES_BESIDE ? place_of_pair((first / 2 + i) / 2)
                       : ADDS         ? place_of(row)
                                      : row;
@@ -267,12 +161,17 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     if (ROWS_SCALED) v.x *= low(scales), v.y *= high(scales);
     v.x = fmaf(v.x, factor, added.x), v.y = fmaf(v.y, factor, added.y);
     u32* const to = words + AT + place;
-    if (GATES) {
-      const float2 up = make_float2(__shfl_xor_sync(ALL_LANES, v.x, 8), __shfl_xor_sync(ALL_LANES, v.y, 8));
-      const float one = gated(v.x, up.x), other = gated(v.y, up.y);
+    if (GATES || ALONE) {
+      float one, other;
+      if constexpr (GATES) {
+        const float2 up = make_float2(__shfl_xor_sync(ALL_LANES, v.x, 8), __shfl_xor_sync(ALL_LANES, v.y, 8));
+        one = gated(v.x, up.x), other = gated(v.y, up.y);
+      } else {
+        one = activate(v.x), other = activate(v.y);
+      }
       // A word has two rows: the even lane of two leaves the first ones of both, the other lane the second ones.
       const float given = __shfl_xor_sync(ALL_LANES, i & 1 ? one : other, 1);
-      if (there && !(i & 8)) leave(to, i & 1 ? pair(given, other) : pair(one, given));
+      if (there && (ALONE || !(i & 8))) leave(to, i & 1 ? pair(given, other) : pair(one, given));
     } else if (GATES_BESIDE) {
       const float one = gated(v.x, v.y), other = __shfl_xor_sync(ALL_LANES, one, 1);
       if (there && !(i & 1)) leave(to, pair(one, other));
@@ -284,7 +183,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     }
     __syncwarp();
     const u32 here = min(32u, pairs - i0);
-    if ((thread_index() & 31) == 0) count(words + COUNTER, PRODUCT == 2 ? here / 2 : 2 * here);
+    if ((thread_index() & 31) == 0) count(words + COUNTER, ALONE ? here : INSIDE_MLP ? here / 2 : 2 * here);
   }
 }
 
@@ -294,10 +193,15 @@ DEV void prefetch(const Params& p, const Shared& m, u32 i) {
   prefetch_cache(p, layer, m.step()[0]);
   prefetch_router(layer);
   if (block_index() != BLOCKS - 1) return;
-  const float* next = i + 1 < p.count ? m.layers()[i + 1].norms[0] : p.norm;
+  const bool last = i + 1 == p.count;
+  const float* const weights[2] = {layer.norms[1], last ? p.norm : m.layers()[i + 1].norms[0]};
+  const float* const biases[2] = {layer.norm_biases[1], last ? p.norm_bias : m.layers()[i + 1].norm_biases[0]};
 #pragma unroll 1
   for (u32 e = 32 * thread_index(); e < HIDDEN; e += 32 * THREADS)
-    prefetch_l2(layer.norms[1] + e), prefetch_l2(next + e);
+    for (u32 j = 0; j < 2; j++) {
+      prefetch_l2(weights[j] + e);
+      if (LAYER_NORM) prefetch_l2(biases[j] + e);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
@@ -331,12 +235,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
       *reinterpret_cast<uint4*>(other + i) = make_uint4(NOT_YET, NOT_YET, NOT_YET, NOT_YET);
   }
   const u32 token = *p.token;
-  for (u32 i = threadIdx.x; i < PAIRS; i += THREADS) {
+  for (int i = threadIdx.x; i < int(PAIRS); i += THREADS) {
     double turns = double(position) * p.turns[i], sine, cosine;
     turns -= rint(turns);
     sincospi(2 * turns, &sine, &cosine);
     m.angles()[i] = make_float2(float(cosine), float(sine));
   }
+  if (ALIBI && threadIdx.x < HEADS_OF_GROUP)
+    m.slopes()[threadIdx.x] =
+        p.slopes[blockIdx.x % KV_HEADS * HEADS_OF_GROUP + threadIdx.x] * 1.4426950408889634f;  // log2(e)
   for (u32 i = threadIdx.x; i < 2 * 8 * QUERY_ROW / 2; i += THREADS) reinterpret_cast<u32*>(m.queries())[i] = 0;
 
   sync();
@@ -359,11 +266,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
     {
       const u32* const words = set_of(p, m) + (again(number) >> 2) * WORDS_OF_LAYER;
       if (product & 1)
-        words_to_x(m, words + (product == 1 ? AT_ATTENDED : AT_INNER), words + (product == 1 ? ATTENDED : GATED),
+        words_to_x(m, words + (product == 1 ? AT_ATTENDED : AT_INNER), words + (product == 1 ? ATTENDED : INSIDE),
                    (product == 1 ? ATTENDED_LENGTH : WIDTH) / 2, product == 3);
       else
-        norm(p, m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM), of.norms[product / 2],
-             product ? of.router : nullptr, put_x);
+        norm(p, m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM),
+             {of.norms[product / 2], of.norm_biases[product / 2], of.eps[product / 2]}, product ? of.router : nullptr,
+             put_x);
     }
     if (product == 0) prefetch(p, m, again(number) >> 2);
     if (EXPERTS && product == 2) choose(p, m, again(number) >> 2);
@@ -382,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   }
   if (block_index() != 0) return;
   u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
-  norm(p, m, last, last + STREAM, p.norm, nullptr, [&](u32 e, const float (&x)[4], Step) {
+  norm(p, m, last, last + STREAM, {p.norm, p.norm_bias, p.eps}, nullptr, [&](u32 e, const float (&x)[4], Step) {
     float* const to = at_shared<float>(X) + e;
     to[0] = x[0], to[1] = x[1], to[2] = x[2], to[3] = x[3];
   });

@@ -5,7 +5,7 @@ use super::floats::float_type;
 use super::kv_cache::KvCache;
 use super::persistent_plan::{COPYING_WARPS, MOST_RANKS, PRODUCTS, Plan, Sizes, WARPS, form};
 use super::rope::{HeadNorms, Rope};
-use super::{narrow, same_length};
+use super::{Gate, narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Inbox, Launch, Stream, View};
 use crate::cuda::matmul::Packed;
@@ -37,6 +37,7 @@ parameters! {
         up: Product,
         down: Product,
         norms: [u64; 2],
+        norm_biases: [u64; 2],
         query_norm: u64,
         key_norm: u64,
         keys: u64,
@@ -45,12 +46,10 @@ parameters! {
         bias_of_values: u64,
         router: u64,
         eps: [f32; 2],
-        query_eps: f32,
-        key_eps: f32,
+        head_eps: f32,
         scale: f32,
         window: u32,
         forms: u32,
-        padding: u32,
     }
 
     /// As in the source.
@@ -61,6 +60,8 @@ parameters! {
         position: u64,
         embedding: u64,
         norm: u64,
+        norm_bias: u64,
+        slopes: u64,
         normed: u64,
         turns: u64,
         words: u64,
@@ -80,22 +81,41 @@ parameters! {
     }
 }
 
-/// A norm before a product: its factors, and what is added to the mean square.
+/// A norm of the stream: an RMS norm, or a LayerNorm where it has a bias.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamNorm<'a> {
     /// `[hidden]`.
     pub weight: View<'a, f32>,
+    /// `[hidden]`.
+    pub bias: Option<View<'a, f32>>,
     /// Added to the mean square.
     pub eps: f32,
+}
+
+impl StreamNorm<'_> {
+    fn bias(&self) -> u64 {
+        self.bias.map_or(0, |bias| bias.pointer())
+    }
+
+    /// *Errors:* vectors of another length, a bias where the others have none or none where they have one.
+    fn fits(&self, hidden: usize, layer_norm: bool) -> Result<()> {
+        same_length(OP, "a norm", Some(hidden), self.weight.len())?;
+        same_length(
+            OP,
+            "a norm's bias",
+            Some(if layer_norm { hidden } else { 0 }),
+            self.bias.map_or(0, |bias| bias.len()),
+        )
+    }
 }
 
 /// A weight and its bias.
 pub type StepProduct<'a> = (&'a Packed, Option<View<'a, f32>>);
 
-/// The MLP of a layer, gated by SiLU.
+/// The products of a layer's MLP.
 #[derive(Debug)]
 pub enum StepMlp<'a> {
-    /// Weights and biases of gate and up; down.
+    /// Weights and biases of gate and up, or of up alone; down.
     Dense([StepProduct<'a>; 2]),
     /// A mixture of experts.
     Experts(StepExperts<'a>),
@@ -138,12 +158,16 @@ pub struct StepLayer<'a> {
     pub products: [StepProduct<'a>; 2],
     /// What follows attention.
     pub mlp: StepMlp<'a>,
+    /// What is between its products.
+    pub gate: Gate,
     /// Those of v, where it is not in the first of them.
     pub values: Option<StepProduct<'a>>,
     /// Before attention, and before the MLP.
     pub norms: [StreamNorm<'a>; 2],
     /// Norms of heads, where the model has them.
     pub head_norms: Option<HeadNorms<'a>>,
+    /// Of each head, by how much a score falls with each position that lies between, `[heads]`; the same in all layers.
+    pub alibi: Option<View<'a, f32>>,
     /// Factor of the scores.
     pub scale: f32,
     /// Positions that a query sees at most.
@@ -159,6 +183,8 @@ pub struct PersistentDecode {
     scales: Buffer<u64>,
     /// Where weights of experts are, of each layer gate and up of all, then down.
     experts: Buffer<u64>,
+    /// Where slopes of heads are, or 0.
+    slopes: u64,
     /// The sets of places, which other ranks write into too.
     words: Inbox,
     state: Buffer<u32>,
@@ -233,11 +259,20 @@ impl PersistentDecode {
             let count = plan.mixture.map_or(0, |mixture| mixture.experts);
             experts.pointer() + (8 * count * (2 * layer + at)) as u64
         };
+        let mut slopes: Option<Vec<f32>> = None;
         let mut table = Vec::with_capacity(layers.len());
         let mut scales = Vec::with_capacity(layers.len() * PRODUCTS);
         for (i, layer) in layers.iter().enumerate() {
             for norm in layer.norms {
-                same_length(OP, "a norm", Some(hidden), norm.weight.len())?;
+                norm.fits(hidden, plan.steps_of_layer.layer_norm)?;
+            }
+            if let Some(of_heads) = layer.alibi {
+                same_length(OP, "slopes", Some(heads.heads), of_heads.len())?;
+                let mut values = vec![0.0; heads.heads];
+                stream.download(of_heads, &mut values)?;
+                if *slopes.get_or_insert_with(|| values.clone()) != values {
+                    return Err(Error::invalid(OP, "the same slopes in all layers", "others"));
+                }
             }
             for weight in layer.head_norms.iter().flat_map(|norms| [norms.queries, norms.keys]) {
                 same_length(OP, "a norm of heads", Some(heads.head_size), weight.len())?;
@@ -275,6 +310,7 @@ impl PersistentDecode {
                 up,
                 down,
                 norms: layer.norms.map(|norm| norm.weight.pointer()),
+                norm_biases: layer.norms.map(|norm| norm.bias()),
                 query_norm: norms.map_or(0, |norms| norms.queries.pointer()),
                 key_norm: norms.map_or(0, |norms| norms.keys.pointer()),
                 keys: keys.pointer(),
@@ -283,13 +319,11 @@ impl PersistentDecode {
                 bias_of_values: values.bias,
                 router: layer.mlp.experts().map_or(0, |experts| experts.router.pointer()),
                 eps: layer.norms.map(|norm| norm.eps),
-                query_eps: norms.map_or(0.0, |norms| norms.eps),
-                key_eps: norms.map_or(0.0, |norms| norms.eps),
+                head_eps: norms.map_or(0.0, |norms| norms.eps),
                 scale: layer.scale,
                 // No text is longer than positions have bits for.
                 window: layer.window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
                 forms,
-                padding: 0,
             });
         }
         // Compiled now, not in the first step.
@@ -302,7 +336,8 @@ impl PersistentDecode {
         let words = Inbox::new(context, stream, plan.sets() * plan.words())?;
         let mut state = context.allocate(3)?;
         stream.upload(&[0, 0, 0], state.view_mut())?;
-        Ok(Self { plan, layers: buffer, scales: of_rows, experts, words, state, neighbours: None })
+        let slopes = layers.first().and_then(|layer| layer.alibi).map_or(0, |slopes| slopes.pointer());
+        Ok(Self { plan, layers: buffer, scales: of_rows, experts, slopes, words, state, neighbours: None })
     }
 
     /// What the other ranks are told of the places that they write into. Error: the system lets no other process open them.
@@ -332,7 +367,7 @@ impl PersistentDecode {
     pub fn step(&self, gpu: &Gpu, stream: &Stream, step: StepOfText<'_>) -> Result<()> {
         let Sizes { hidden, pairs, .. } = self.plan.sizes;
         same_length(OP, "normed", Some(hidden), step.normed.len())?;
-        same_length(OP, "a norm", Some(hidden), step.norm.weight.len())?;
+        step.norm.fits(hidden, self.plan.steps_of_layer.layer_norm)?;
         same_length(OP, "token", Some(1), step.token.len())?;
         same_length(OP, "position", Some(1), step.position.len())?;
         same_length(OP, "frequencies", Some(pairs), step.rope.pairs())?;
@@ -372,6 +407,8 @@ impl PersistentDecode {
             position: step.position.pointer(),
             embedding: step.embedding.pointer(),
             norm: step.norm.weight.pointer(),
+            norm_bias: step.norm.bias(),
+            slopes: self.slopes,
             normed: step.normed.pointer(),
             turns: step.rope.pointer(),
             words: self.words.pointer(),

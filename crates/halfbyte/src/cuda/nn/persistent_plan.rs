@@ -1,12 +1,13 @@
 //! Which models `persistent_decode.cu` takes, and what it is compiled for: sizes, forms of weights, shared memory.
 
+use super::Gate;
 use super::floats::float_type;
 use super::persistent_decode::{Layer, SOURCE, StepExperts, StepLayer, StepMlp};
 use crate::cuda::Caps;
-use crate::cuda::matmul::Packed;
+use crate::cuda::matmul::{Packed, grouped};
 use crate::cuda::sources::Instance;
 use crate::format::Act;
-use crate::kernel::{Heads, Reason};
+use crate::kernel::{Activation, Heads, Reason};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
 
@@ -48,10 +49,11 @@ pub struct Sizes {
 
 impl Sizes {
     /// Outputs and reduction of each product, with so many experts of a token side by side.
-    fn shapes(&self, experts: usize) -> [[usize; 2]; PRODUCTS] {
+    fn shapes(&self, experts: usize, gate: Gate) -> [[usize; 2]; PRODUCTS] {
         let Self { hidden, heads, .. } = *self;
         let (attended, inner) = (heads.heads * heads.head_size, experts * self.inner);
-        [[heads.row(), hidden], [hidden, attended], [2 * inner, hidden], [hidden, inner]]
+        let up = if gate.gated { 2 * inner } else { inner };
+        [[heads.row(), hidden], [hidden, attended], [up, hidden], [hidden, inner]]
     }
 
     /// Rows of values, the last ones of the first product.
@@ -69,6 +71,7 @@ impl Sizes {
 pub struct Plan {
     pub(super) sizes: Sizes,
     weights: Weights,
+    pub(super) steps_of_layer: Steps,
     pub(super) mixture: Option<Mixture>,
     pub(super) dtype: Float,
     pub(super) layers: usize,
@@ -82,6 +85,25 @@ pub struct Plan {
     stages: usize,
     /// Bytes of shared memory before the table of layers.
     table: usize,
+}
+
+/// What layers do beside their products.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Steps {
+    /// Norms take off the mean and have biases.
+    pub(super) layer_norm: bool,
+    /// Scores fall with the distance.
+    pub(super) alibi: bool,
+    gate: Gate,
+}
+
+impl Steps {
+    /// None: some norms have biases, and some have none.
+    fn of(StepLayer { norms, alibi, gate, .. }: &StepLayer<'_>) -> Option<Self> {
+        let layer_norm = norms[0].bias.is_some();
+        let alike = norms.iter().all(|norm| norm.bias.is_some() == layer_norm);
+        alike.then_some(Self { layer_norm, alibi: alibi.is_some(), gate: *gate })
+    }
 }
 
 /// What the MLPs of a model are, if they consist of experts.
@@ -153,13 +175,23 @@ impl Plan {
             return Err(Reason("exact activations, or symmetric codes of them in groups of 128 or whole rows".into()));
         }
         let mixture = layers.first().and_then(|layer| layer.mlp.experts()).map(Mixture::of);
+        let Some(steps) =
+            layers.first().and_then(Steps::of).filter(|steps| layers.iter().all(|l| Steps::of(l) == Some(*steps)))
+        else {
+            return Err(Reason("the same steps in all layers".into()));
+        };
+        if steps.gate.clamp.is_some() && !steps.gate.gated
+            || mixture.is_some() && (!steps.gate.gated || steps.layer_norm)
+        {
+            return Err(Reason("limits of gates only, and experts that are gated, behind RMS norms".into()));
+        }
         let values_apart = layers.iter().any(|layer| layer.values.is_some());
         let mut weights = Weights { values_apart, ..Weights::of(atom, act.is_quantized()) };
         if layers.iter().any(|layer| layer.mlp.experts().map(Mixture::of) != mixture) {
             return Err(Reason("as many experts in all layers, or none".into()));
         }
         for layer in layers {
-            let mut shapes = sizes.shapes(1);
+            let mut shapes = sizes.shapes(1, steps.gate);
             if layer.values.is_some() {
                 shapes[0][0] = sizes.rows_before_values();
             }
@@ -191,7 +223,7 @@ impl Plan {
                 format!("K types, and queries and keys of a multiple of {SUPER_STRIP} rows, where values are apart");
             return Err(Reason(why));
         }
-        Self::sized(caps, sizes, (weights, mixture), dtype, layers.len())
+        Self::sized(caps, sizes, (weights, steps, mixture), dtype, layers.len())
     }
 
     /// The same for ranks, each with a part of the model and a GPU; or why there is none.
@@ -211,12 +243,12 @@ impl Plan {
     fn sized(
         caps: &Caps,
         sizes: Sizes,
-        (weights, mixture): (Weights, Option<Mixture>),
+        (weights, steps_of_layer, mixture): (Weights, Steps, Option<Mixture>),
         dtype: Float,
         layers: usize,
     ) -> Answer<Self> {
         let Weights { atom, quantized, forms, .. } = weights;
-        let shapes = sizes.shapes(mixture.map_or(1, |mixture| mixture.top_k));
+        let shapes = sizes.shapes(mixture.map_or(1, |mixture| mixture.top_k), steps_of_layer.gate);
         let refuse = |why: String| Err(Reason(why));
         if !caps.arch.is_hopper() {
             return refuse("takes sm_90a".into());
@@ -235,7 +267,7 @@ impl Plan {
         if sizes.heads.group() > MOST_OF_GROUP || kv_heads > blocks {
             return refuse(format!("at most {MOST_OF_GROUP} query heads a key head, and {blocks} key heads"));
         }
-        let of_one = sizes.shapes(1);
+        let of_one = sizes.shapes(1, steps_of_layer.gate);
         if of_one.iter().any(|[n, k]| !n.is_multiple_of(STRIP) || !k.is_multiple_of(STEP)) {
             return refuse(format!("outputs in multiples of {STRIP}, columns of {STEP}"));
         }
@@ -253,7 +285,20 @@ impl Plan {
         let even = of_one.iter().all(|[_, k]| k.is_multiple_of(2 * STEP));
         let with = |steps, stages| {
             let (ranks, paged) = (1, false);
-            let plan = Self { sizes, weights, mixture, dtype, layers, ranks, paged, blocks, steps, stages, table: 0 };
+            let plan = Self {
+                sizes,
+                weights,
+                steps_of_layer,
+                mixture,
+                dtype,
+                layers,
+                ranks,
+                paged,
+                blocks,
+                steps,
+                stages,
+                table: 0,
+            };
             Self { table: plan.begin_of_table(), ..plan }
         };
         let steps = if even { 1..=2 } else { 1..=1 };
@@ -280,7 +325,8 @@ impl Plan {
         };
         let kinds = forms.count_ones().max(1) as usize;
         let of_product = |at: usize| {
-            let (paired, n) = if at == 2 && self.mixture.is_none() { (1, inner) } else { (0, shapes[at][0]) };
+            let is_paired = at == 2 && self.steps_of_layer.gate.gated && self.mixture.is_none();
+            let (paired, n) = if is_paired { (1, inner) } else { (0, shapes[at][0]) };
             (n / ROWS).div_ceil(self.blocks) << paired
         };
         let most = (0..PRODUCTS).map(of_product).max().unwrap_or(0).next_multiple_of(8);
@@ -289,8 +335,8 @@ impl Plan {
         let x_unit = if self.weights.quantized { STEP } else { 4 * STEP } + 16;
         let x_and_sums = |at: usize| shapes[at][1] / STEP * x_unit + of_product(at) * sums;
         let attended = WARPS * (group * head * 4 + 64);
-        let x = (0..PRODUCTS).map(x_and_sums).max().unwrap_or(0).max(attended);
-        let rest = of_product(1) * 64 + 192 + 8 * pairs.max(2) + 32 * (head + 32) + 4 * head + (group + 2) * head * 4;
+        let x = (0..PRODUCTS).map(x_and_sums).max().unwrap_or(0).max(attended).max(4 * self.sizes.hidden);
+        let rest = of_product(1) * 64 + 272 + 8 * pairs.max(2) + 32 * (head + 32) + 4 * head + (group + 2) * head * 4;
         // A barrier, a token's experts, and what warps add up of a block's logits.
         let of_experts = self
             .mixture
@@ -300,7 +346,7 @@ impl Plan {
 
     /// Outputs and reduction of each product.
     fn shapes(&self) -> [[usize; 2]; PRODUCTS] {
-        self.sizes.shapes(self.mixture.map_or(1, |mixture| mixture.top_k))
+        self.sizes.shapes(self.mixture.map_or(1, |mixture| mixture.top_k), self.steps_of_layer.gate)
     }
 
     pub(super) fn shared_bytes(&self) -> usize {
@@ -317,25 +363,35 @@ impl Plan {
         self.sizes.rows_before_values() / STRIP * (self.sizes.hidden / STEP) * atom.bytes()
     }
 
+    /// Where ranks that run side by side leave words for each other: it must be the same on all of them.
+    pub fn places(&self) -> [usize; 3] {
+        let [[qkv, _], [_, attended], ..] = self.shapes();
+        [self.words(), self.words_of_layer(), self.ranks * self.sizes.hidden + qkv + attended / 2]
+    }
+
     /// Sets of places; as in the source.
     pub(super) fn sets(&self) -> usize {
         if self.ranks == 1 { 2 } else { 3 }
     }
 
-    /// Words of a set of places; as in the source.
-    pub(super) fn words(&self) -> usize {
-        let Sizes { hidden, heads, .. } = self.sizes;
+    fn words_of_layer(&self) -> usize {
         let [[qkv, _], [_, attended], _, [_, width]] = self.shapes();
         let logits = self.mixture.map_or(0, |mixture| mixture.experts.next_multiple_of(4));
-        let of_layer = 2 * self.ranks * hidden + qkv + attended / 2 + width / 2 + logits + 32;
+        2 * self.ranks * self.sizes.hidden + qkv + attended / 2 + width / 2 + logits + 32
+    }
+
+    /// Words of a set of places; as in the source.
+    pub(super) fn words(&self) -> usize {
+        let heads = self.sizes.heads;
         let parts = heads.kv_heads * self.most_parts() * heads.group() * (heads.head_size + 2);
-        (self.layers + 1) * of_layer + self.layers * parts
+        (self.layers + 1) * self.words_of_layer() + self.layers * parts
     }
 
     /// The kernel as it is compiled.
     pub fn instance(&self) -> Instance {
         let Self { sizes: Sizes { hidden, inner, heads, pairs }, weights, .. } = *self;
         let Weights { atom, quantized, forms, values_apart } = weights;
+        let Steps { layer_norm, alibi, gate } = self.steps_of_layer;
         let of_mixture = |of: fn(Mixture) -> usize| self.mixture.map_or(0, of);
         let numbers = [
             ("BITS", atom.bits as usize),
@@ -350,13 +406,14 @@ impl Plan {
             ("VALUES_APART", values_apart.into()),
             ("FACTORS", atom.factors.into()),
             ("OUT", 2),
-            ("ACTIVATION", 0),
             ("HIDDEN", hidden),
             ("INNER", inner),
             ("HEADS", heads.heads),
             ("KV_HEADS", heads.kv_heads),
             ("HEAD", heads.head_size),
             ("PAIRS", pairs),
+            ("LAYER_NORM", layer_norm.into()),
+            ("ALIBI", alibi.into()),
             ("EXPERTS", of_mixture(|mixture| mixture.experts)),
             ("CHOSEN", of_mixture(|mixture| mixture.top_k)),
             ("SHARES_OF_CHOSEN", of_mixture(|mixture| mixture.of_chosen.into())),
@@ -368,7 +425,12 @@ impl Plan {
             ("STAGES", self.stages),
             ("TABLE", self.table),
         ];
-        Instance::new(&SOURCE, "persistent_decode").with(numbers.map(|(name, value)| format!("HB_{name}={value}")))
+        let instance =
+            Instance::new(&SOURCE, "persistent_decode").with(numbers.map(|(name, value)| format!("HB_{name}={value}")));
+        match gate.gated {
+            true => grouped::with_output_function(instance, Activation::None, Some(gate)),
+            false => grouped::with_output_function(instance, gate.activation, None).defining("GATED", 0),
+        }
     }
 
     /// What it is, for people.
@@ -400,17 +462,30 @@ pub(super) fn samples() -> Vec<Instance> {
         (wide, k_types(0b1100, true), Float::BF16),
         (narrow, k_types(0b0011, false), Float::F16),
     ];
-    let plan = |(sizes, weights, dtype): (Sizes, Weights, Float), mixture| {
-        Plan::sized(&Caps::H200, sizes, (weights, mixture), dtype, 32).ok()
+    let llama = Steps { layer_norm: false, alibi: false, gate: Gate::SWIGLU };
+    let with = |(sizes, weights, dtype): (Sizes, Weights, Float), steps, mixture| {
+        Plan::sized(&Caps::H200, sizes, (weights, steps, mixture), dtype, 32).ok()
     };
+    let plan = |model, mixture| with(model, llama, mixture);
+    // As BLOOM's layers.
+    let plain = Gate { activation: Activation::GeluTanh, gated: false, clamp: None };
+    let bloom = Steps { layer_norm: true, alibi: true, gate: plain };
+    let sizes = |hidden, inner, count| Sizes { hidden, inner, heads: heads(count, count, 128), pairs: 0 };
+    let of_bloom = [(sizes(4096, 16384, 32), models[0].1), (sizes(1024, 4096, 16), models[6].1)]
+        .map(|(sizes, weights)| with((sizes, weights, Float::F16), bloom, None));
+    let a_quarter =
+        with((sizes(14336, 14336, 28), models[0].1, Float::F16), bloom, None).and_then(|plan| plan.among(4).ok());
     let mixture = |experts, top_k, of_chosen, router| Some(Mixture { experts, top_k, of_chosen, router });
     let experts = [
         plan(models[0], mixture(8, 2, true, Float::F16)),
         plan(models[1], mixture(16, 2, true, Float::BF16)),
         plan(models[2], mixture(200, 8, false, Float::F32)),
     ];
-    let alone: Vec<Plan> =
-        models.into_iter().filter_map(|model| plan(model, None)).chain(experts.into_iter().flatten()).collect();
+    let alone: Vec<Plan> = models
+        .into_iter()
+        .filter_map(|model| plan(model, None))
+        .chain(experts.into_iter().chain(of_bloom).chain([a_quarter]).flatten())
+        .collect();
     let shared = alone.first().and_then(|plan| plan.clone().among(2).ok());
     let paged = alone.iter().take(1).map(|plan| plan.clone().paged());
     alone.iter().cloned().chain(shared).chain(paged).map(|plan| plan.instance()).collect()

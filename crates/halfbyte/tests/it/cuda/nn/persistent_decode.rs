@@ -7,11 +7,11 @@ use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{self, Packed, Packer};
 use halfbyte::cuda::nn::{
-    FloatBuffer, HeadNorms, KvCache, PersistentDecode, PersistentPlan, Rope, StepExperts, StepLayer, StepMlp,
+    FloatBuffer, Gate, HeadNorms, KvCache, PersistentDecode, PersistentPlan, Rope, StepExperts, StepLayer, StepMlp,
     StepOfText, StepProduct, StepSizes, StreamNorm,
 };
 use halfbyte::format::reference::dequantize;
-use halfbyte::kernel::Heads;
+use halfbyte::kernel::{Activation, Heads};
 use halfbyte::kv_pages::PAGE_LENGTH;
 use halfbyte::{Float, QTensor, StoredTensor};
 
@@ -42,6 +42,12 @@ struct Mixture {
     router: Float,
 }
 
+/// Factors, and of a LayerNorm biases.
+struct Norm {
+    weight: Vector,
+    bias: Option<Vector>,
+}
+
 struct Layer {
     /// Of q, k and v; the output.
     products: [Product; 2],
@@ -50,8 +56,9 @@ struct Layer {
     router: Option<Router>,
     /// Rows of values, where they are not in the first product.
     values: Option<Product>,
-    norms: [Vector; 2],
+    norms: [Norm; 2],
     head_norms: Option<[Vector; 2]>,
+    alibi: Option<Vector>,
     window: Option<usize>,
     /// Keys, then values, `[positions][kv_heads][head_size]`.
     seen: [Vec<Vec<f64>>; 2],
@@ -63,6 +70,9 @@ struct Case {
     /// Instead of the format: of each weight one of these.
     k_types: &'static [&'static str],
     mixture: Option<Mixture>,
+    layer_norm: bool,
+    alibi: bool,
+    gate: Gate,
     dtype: Float,
     /// Tokens before the first that is looked at.
     before: usize,
@@ -73,10 +83,29 @@ struct Case {
     paged: bool,
 }
 
-fn norm(stream: &[f64], weight: &[f32]) -> Vec<f64> {
-    let mean = stream.iter().map(|v| v * v).sum::<f64>() / stream.len() as f64;
-    let factor = 1.0 / (mean + f64::from(EPS)).sqrt();
-    stream.iter().zip(weight).map(|(v, &w)| v * factor * f64::from(w)).collect()
+impl Norm {
+    fn new(bench: &Bench<'_>, random: &mut Random, hidden: usize, layer_norm: bool) -> Self {
+        let mut vector = |around: f32| -> Vector {
+            let values: Vec<f32> = random.normals(hidden).iter().map(|v| around + 0.2 * v).collect();
+            let buffer = bench.upload(&values);
+            (values, buffer)
+        };
+        Self { weight: vector(1.0), bias: layer_norm.then(|| vector(0.0)) }
+    }
+
+    fn of_step(&self) -> StreamNorm<'_> {
+        StreamNorm { weight: self.weight.1.view(), bias: self.bias.as_ref().map(|(_, bias)| bias.view()), eps: EPS }
+    }
+
+    fn apply(&self, stream: &[f64]) -> Vec<f64> {
+        let len = stream.len() as f64;
+        let mean = self.bias.as_ref().map_or(0.0, |_| stream.iter().sum::<f64>() / len);
+        let square = stream.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / len;
+        let factor = 1.0 / (square + f64::from(EPS)).sqrt();
+        let bias = |i: usize| self.bias.as_ref().map_or(0.0, |(bias, _)| f64::from(bias[i]));
+        let normed = |(i, v): (usize, &f64)| (v - mean) * factor * f64::from(self.weight.0[i]) + bias(i);
+        stream.iter().enumerate().map(normed).collect()
+    }
 }
 
 fn round(v: f64, dtype: Float) -> f64 {
@@ -159,7 +188,8 @@ impl Layer {
         let products = shapes.map(|shape| product(random, shape, false));
         let count = case.mixture.map_or(1, |mixture| mixture.experts);
         let gated = case.mixture.is_some();
-        let mlp = |_| [product(random, [2 * inner, hidden], gated), product(random, [hidden, inner], false)];
+        let up = if case.gate.gated { 2 * inner } else { inner };
+        let mlp = |_| [product(random, [up, hidden], gated), product(random, [hidden, inner], false)];
         let mlps = (0..count).map(mlp).collect();
         let router = case.mixture.map(|mixture| {
             // Logits of a few units: shares of which none is all.
@@ -169,14 +199,19 @@ impl Layer {
             let on_device = bench.floats(&values, mixture.router);
             Router { w: values.into_iter().map(f64::from).collect(), on_device, mixture }
         });
-        let norms = [(); 2].map(|()| vector(random, hidden, 1.0));
+        let norms = [(); 2].map(|()| Norm::new(bench, random, hidden, case.layer_norm));
+        let alibi = case.alibi.then(|| {
+            let slopes: Vec<f32> = (1..=heads.heads).map(|i| 0.5 / i as f32).collect();
+            let buffer = bench.upload(&slopes);
+            (slopes, buffer)
+        });
         let head_norms = case.head_norms.then(|| [(); 2].map(|()| vector(random, heads.head_size, 1.0)));
         let window = case.window;
-        Self { products, mlps, router, values, norms, head_norms, window, seen: Default::default() }
+        Self { products, mlps, router, values, norms, head_norms, alibi, window, seen: Default::default() }
     }
 
-    fn step_layer(&self, scale: f32) -> StepLayer<'_> {
-        let norms = self.norms.each_ref().map(|(_, weight)| StreamNorm { weight: weight.view(), eps: EPS });
+    fn step_layer(&self, case: &Case, scale: f32) -> StepLayer<'_> {
+        let norms = self.norms.each_ref().map(Norm::of_step);
         let head_norms = self.head_norms.as_ref();
         StepLayer {
             products: self.products.each_ref().map(Product::of_step),
@@ -191,8 +226,10 @@ impl Layer {
                     })
                 }
             },
+            gate: case.gate,
             values: self.values.as_ref().map(Product::of_step),
             norms,
+            alibi: self.alibi.as_ref().map(|(_, slopes)| slopes.view()),
             head_norms: head_norms.map(|[q, k]| HeadNorms { queries: q.1.view(), keys: k.1.view(), eps: EPS }),
             scale,
             window: self.window,
@@ -204,7 +241,7 @@ impl Layer {
     fn step(&mut self, case: &Case, frequencies: &[f64], scale: f32, stream: &mut [f64]) -> f64 {
         let (heads, dtype, position) = (case.sizes.heads, case.dtype, self.seen[0].len());
         let Heads { heads: query_heads, kv_heads, head_size } = heads;
-        let normed = norm(stream, &self.norms[0].0);
+        let normed = self.norms[0].apply(stream);
         let parts = self.products.iter().take(1).chain(&self.values);
         let mut qkv: Vec<f64> = parts.flat_map(|part| multiply(part, &normed)).collect();
         for (h, head) in qkv.chunks_exact_mut(head_size).take(query_heads + kv_heads).enumerate() {
@@ -230,7 +267,9 @@ impl Layer {
             let of = |all: &Vec<f64>| all[h / heads.group() * head_size..][..head_size].to_vec();
             let [keys, values] = self.seen.each_ref().map(|seen| seen[first..].iter().map(of).collect::<Vec<_>>());
             let score = |key: &Vec<f64>| f64::from(scale) * key.iter().zip(query).map(|(k, q)| k * q).sum::<f64>();
-            let scores: Vec<f64> = keys.iter().map(score).collect();
+            let slope = self.alibi.as_ref().map_or(0.0, |(slopes, _)| f64::from(slopes[h]));
+            let scores: Vec<f64> =
+                keys.iter().enumerate().map(|(i, key)| score(key) + slope * (first + i) as f64).collect();
             let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
             let total: f64 = weights.iter().sum();
@@ -241,14 +280,20 @@ impl Layer {
         }
         let output = multiply(&self.products[1], &attended);
         stream.iter_mut().zip(output).for_each(|(s, v)| *s += v);
-        let normed = norm(stream, &self.norms[1].0);
+        let normed = self.norms[1].apply(stream);
         let (chosen, margin) =
             self.router.as_ref().map_or((vec![(0, 1.0)], f64::INFINITY), |router| router.of(&normed));
         for (expert, share) in chosen {
             let [of_up, of_down] = &self.mlps[expert];
             let up = multiply(of_up, &normed);
+            let function = |v: f64| match case.gate.activation {
+                Activation::Silu => v / (1.0 + (-v).exp()),
+                Activation::Relu => v.max(0.0),
+                _ => 0.5 * v * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044715 * v.powi(3))).tanh()),
+            };
             let (gate, up) = up.split_at(case.sizes.inner);
-            let gated: Vec<f64> = gate.iter().zip(up).map(|(g, u)| round(g / (1.0 + (-g).exp()) * u, dtype)).collect();
+            let of_gate = |i: usize| function(gate[i]) * if case.gate.gated { up[i] } else { 1.0 };
+            let gated: Vec<f64> = (0..gate.len()).map(|i| round(of_gate(i), dtype)).collect();
             stream.iter_mut().zip(multiply(of_down, &gated)).for_each(|(s, v)| *s += share * v);
         }
         margin
@@ -290,9 +335,8 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> usize {
     let mut cache = KvCache::new(gpu, LAYERS, heads, capacity, case.dtype.into()).unwrap();
     let embedding_values = rounded(&random.normals(VOCAB * hidden), case.dtype);
     let embedding = bench.floats(&embedding_values, case.dtype);
-    let last: Vec<f32> = random.normals(hidden).iter().map(|v| 1.0 + 0.2 * v).collect();
-    let last_on_device = bench.upload(&last);
-    let of_layers: Vec<_> = layers.iter().map(|layer| layer.step_layer(scale)).collect();
+    let last = Norm::new(&bench, random, hidden, case.layer_norm);
+    let of_layers: Vec<_> = layers.iter().map(|layer| layer.step_layer(case, scale)).collect();
     let plan = PersistentPlan::of(&gpu.caps(), case.sizes, &of_layers, case.dtype).unwrap();
     let plan = if case.paged { plan.paged() } else { plan };
     let kernel = PersistentDecode::new(gpu, &bench.stream, plan, &of_layers, &cache).unwrap();
@@ -306,7 +350,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> usize {
             pages: case.paged.then(|| pages_on_device.view()),
             embedding: embedding.view(0..embedding.len()),
             first_token: 0,
-            norm: StreamNorm { weight: last_on_device.view(), eps: EPS },
+            norm: last.of_step(),
             rope: &rope,
             cache: &mut cache,
             normed: normed.view_mut(0..hidden),
@@ -319,7 +363,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> usize {
         if margins.fold(f64::INFINITY, f64::min) < uncertain {
             return position;
         }
-        let want: Vec<f64> = norm(&stream, &last).into_iter().map(|v| round(v, case.dtype)).collect();
+        let want: Vec<f64> = last.apply(&stream).into_iter().map(|v| round(v, case.dtype)).collect();
         if parse(case.format).act.is_quantized() {
             // Where a number lies at the middle between two codes, the kernel may take the other, and with it other codes of later
             // layers and steps: elements differ by what codes lose, which their mean square bounds.
@@ -383,6 +427,9 @@ fn steps_of_random_models_are_those_of_f64() {
                 format: formats[round % formats.len()],
                 k_types: &[],
                 mixture: None,
+                layer_norm: false,
+                alibi: false,
+                gate: Gate::SWIGLU,
                 dtype: [Float::F16, Float::BF16][random.below(2)],
                 before: [0, 20, 150][random.below(3)],
                 window: [None, Some(17)][random.below(2)],
@@ -428,6 +475,9 @@ fn steps_of_models_in_k_types_are_those_of_f64() {
                 format: "w4a16-g32",
                 k_types: K_TYPES[round % K_TYPES.len()],
                 mixture: None,
+                layer_norm: false,
+                alibi: false,
+                gate: Gate::SWIGLU,
                 dtype: [Float::F16, Float::BF16][random.below(2)],
                 before: [0, 20][random.below(2)],
                 window: None,
@@ -450,7 +500,7 @@ fn steps_of_mixtures_of_experts_are_those_of_f64() {
         let (mut random, mut compared) = (Random(79), [0; 2]);
         for round in 0..16 {
             let kv_heads = 2 * (1 + random.below(2));
-            let heads = Heads { heads: kv_heads * (1 + random.below(4)), kv_heads, head_size: 64 };
+            let heads = Heads { heads: kv_heads * (2 + random.below(3)), kv_heads, head_size: 64 };
             let sizes = StepSizes {
                 hidden: 128 * (2 + random.below(5)),
                 // A row has several groups.
@@ -480,6 +530,9 @@ fn steps_of_mixtures_of_experts_are_those_of_f64() {
                 format: formats[round % formats.len()],
                 k_types: &[],
                 mixture: Some(mixture),
+                layer_norm: false,
+                alibi: false,
+                gate: Gate::SWIGLU,
                 dtype: [Float::F16, Float::BF16][random.below(2)],
                 before: [0, 8][random.below(2)],
                 window: None,
@@ -492,6 +545,48 @@ fn steps_of_mixtures_of_experts_are_those_of_f64() {
             compared[1] += case.before + 3;
         }
         assert!(2 * compared[0] >= compared[1], "{} of {} steps were compared", compared[0], compared[1]);
+    }
+}
+
+/// LayerNorms, scores that fall with the distance, MLPs without gates, gates by other functions: each by itself and with others.
+#[test]
+fn steps_of_other_layers_are_those_of_f64() {
+    for gpu in gpus() {
+        if !gpu.caps().arch.is_hopper() {
+            continue;
+        }
+        let mut random = Random(80);
+        for round in 0..16 {
+            let kv_heads = 2 * (1 + random.below(4));
+            let heads =
+                Heads { heads: kv_heads * (2 + random.below(2)), kv_heads, head_size: [64, 128][random.below(2)] };
+            // Norms of few columns, and of more than registers hold beside their weights.
+            let hidden = [128 * (2 + random.below(5)), 6400][usize::from(round % 8 == 7)];
+            let sizes = StepSizes { hidden, inner: 128 * (2 + random.below(6)), heads, pairs: 32 * random.below(2) };
+            let formats = ["w4a16-g128", "w8a16-g32-asym", "w4a8-g128", "w8a8", "w4a16", "w4a16-g64"];
+            let gate = Gate {
+                activation: [Activation::GeluTanh, Activation::Relu, Activation::Silu][random.below(3)],
+                gated: random.below(3) == 0,
+                clamp: None,
+            };
+            let case = Case {
+                sizes,
+                format: formats[round % formats.len()],
+                k_types: &[],
+                mixture: None,
+                layer_norm: round % 4 != 3 || hidden == 6400,
+                alibi: random.below(3) > 0,
+                gate,
+                dtype: [Float::F16, Float::BF16][random.below(2)],
+                before: [0, 20, 150][random.below(3)],
+                window: [None, Some(17)][random.below(2)],
+                head_norms: false,
+                biases: random.below(2) == 0,
+                paged: random.below(2) == 0,
+            };
+            println!("{round}: {sizes:?} {} {} {gate:?} {:?} {}", case.format, case.dtype, case.window, case.paged);
+            run(&gpu, &case, &mut random);
+        }
     }
 }
 
@@ -510,6 +605,9 @@ fn long_texts_are_those_of_f64() {
                 format: "w4a16-g128",
                 k_types: &[],
                 mixture: None,
+                layer_norm: false,
+                alibi: false,
+                gate: Gate::SWIGLU,
                 dtype: Float::F16,
                 before: 900,
                 window,
@@ -534,13 +632,15 @@ fn models_that_it_does_not_take_are_refused_with_the_reason() {
         let w = Random(1).qtensor(parse("w4a16-g32").weight, [128, 128], false);
         let packed = matmul::pack(&gpu, &bench.stream, &w, halfbyte::Act::A16, Float::F16).unwrap();
         let weight = bench.upload(&[1.0; 128]);
-        let norms = [(); 2].map(|()| StreamNorm { weight: weight.view(), eps: EPS });
+        let norms = [(); 2].map(|()| StreamNorm { weight: weight.view(), bias: None, eps: EPS });
         let of = |w| StepLayer {
             products: [(w, None); 2],
             mlp: StepMlp::Dense([(w, None); 2]),
+            gate: Gate::SWIGLU,
             values: None,
             norms,
             head_norms: None,
+            alibi: None,
             scale: 1.0,
             window: None,
         };
