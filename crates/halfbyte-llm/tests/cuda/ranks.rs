@@ -30,21 +30,27 @@ const ASYMMETRIC: usize = 2;
 const FOLDER: &str = "HALFBYTE_TEST_RANKS";
 
 /// Models whose steps of one token are one kernel, on each rank too.
-const ONE_KERNEL: [&str; 2] = ["one kernel", "one kernel with experts"];
+const ONE_KERNEL: [&str; 3] = ["one kernel", "one kernel with experts", "one kernel with LayerNorms"];
 
 /// Of random weights.
 fn one_kernel(name: &str) -> Config {
-    let kind = match name == ONE_KERNEL[0] {
-        true => r#""model_type": "llama", "intermediate_size": 1024"#,
-        false => {
-            r#""model_type": "qwen3_moe", "intermediate_size": 1024, "moe_intermediate_size": 768, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": true"#
-        }
+    let llama = |kind: &str| {
+        format!(
+            r#"{{{kind}, "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 12, "num_key_value_heads": 6,
+                "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 512, "vocab_size": 320,
+                "hidden_act": "silu", "tie_word_embeddings": false}}"#
+        )
     };
-    let config = format!(
-        r#"{{{kind}, "hidden_size": 512, "num_hidden_layers": 3,
-            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-            "max_position_embeddings": 512, "vocab_size": 320, "hidden_act": "silu", "tie_word_embeddings": false}}"#
-    );
+    let config = match ONE_KERNEL.iter().position(|&known| known == name) {
+        Some(0) => llama(r#""model_type": "llama", "intermediate_size": 1536"#),
+        Some(1) => llama(
+            r#""model_type": "qwen3_moe", "intermediate_size": 1024, "moe_intermediate_size": 768, "num_experts": 8,
+                "num_experts_per_tok": 2, "norm_topk_prob": true"#,
+        ),
+        _ => r#"{"model_type": "bloom", "hidden_size": 768, "n_layer": 3, "n_head": 12, "vocab_size": 320, "layer_norm_epsilon": 1e-5,
+                "apply_residual_connection_post_layernorm": false}"#
+            .to_owned(),
+    };
     Config::parse(&config, Path::new("config.json")).unwrap()
 }
 
