@@ -6,6 +6,7 @@
 //! other software after each round. Other work only ever adds time, and by spells: of the rounds' medians the least is kept, ours
 //! and theirs, and of what the machine could do the most.
 
+use crate::bench_models;
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,8 @@ pub struct Args {
     /// What is measured.
     #[arg(long, value_enum, default_value = "matmul")]
     bench: Bench,
-    /// Shapes, formats and rows [default: bench/cases/llama.toml, for convolutions resnet50.toml].
+    /// Shapes, formats and rows [default: bench/cases/llama.toml, for convolutions resnet50.toml, for models
+    /// bloom-models.toml].
     #[arg(long)]
     case: Option<PathBuf>,
     /// How often it is measured; of the rounds the one with the least median is kept, line by line.
@@ -40,6 +42,7 @@ pub struct Args {
 enum Bench {
     Matmul,
     Conv,
+    Models,
 }
 
 impl Bench {
@@ -47,6 +50,7 @@ impl Bench {
         match self {
             Bench::Matmul => "matmul",
             Bench::Conv => "conv",
+            Bench::Models => "models",
         }
     }
 
@@ -54,6 +58,7 @@ impl Bench {
         match self {
             Bench::Matmul => "bench/cases/llama.toml",
             Bench::Conv => "bench/cases/resnet50.toml",
+            Bench::Models => "bench/cases/bloom-models.toml",
         }
     }
 
@@ -62,6 +67,8 @@ impl Bench {
             Bench::Matmul if device => DEVICE_COLUMNS,
             Bench::Matmul => COLUMNS,
             Bench::Conv => CONV_COLUMNS,
+            // Theirs follow from the report.
+            Bench::Models => &[],
         }
     }
 }
@@ -139,6 +146,9 @@ pub fn run(args: &Args) -> Result<(), String> {
     if args.peers.is_some() && args.bench != Bench::Conv {
         return Err("other software is timed on convolutions only: add --bench conv".into());
     }
+    if args.rounds > 1 && args.bench == Bench::Models {
+        return Err("models are measured in one round: `-- --repetitions N` repeats what is timed".into());
+    }
     let (mut reports, mut peers) = (Vec::new(), Vec::new());
     match &args.report {
         Some(path) => {
@@ -157,14 +167,18 @@ pub fn run(args: &Args) -> Result<(), String> {
         }
     }
     let report = &reports[0];
-    let processor = match report["device"].as_str() {
+    let machine = match args.bench {
+        Bench::Models => bench_models::machine(report).ok_or("no row of the report was measured")?,
+        _ => report.clone(),
+    };
+    let processor = match machine["device"].as_str() {
         Some(device) => device.to_owned(),
         None => {
             let doctor = halfbyte(root, &["doctor".into(), "--json".into()])?;
             doctor["cpu"].as_str().ok_or("doctor names no processor")?.to_owned()
         }
     };
-    let columns = args.bench.columns(report["device"].is_string());
+    let columns = args.bench.columns(machine["device"].is_string());
     let date = text_of(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
     let commit = match &args.commit {
         Some(commit) => commit.clone(),
@@ -173,9 +187,9 @@ pub fn run(args: &Args) -> Result<(), String> {
 
     let mut out = String::new();
     let line = |out: &mut String, text: &str| writeln!(out, "# {text}").map_err(|e| e.to_string());
-    let with = match report["device"].is_string() {
-        true => format!("driver for CUDA {}", text(&report["driver"])),
-        false => format!("{} threads, {}", report["threads"], text(&report["isa"])),
+    let with = match machine["device"].is_string() {
+        true => format!("driver for CUDA {}", text(&machine["driver"])),
+        false => format!("{} threads, {}", machine["threads"], text(&machine["isa"])),
     };
     line(&mut out, &format!("{date}, {processor}, {with}"))?;
     line(&mut out, &format!("commit {commit}: cargo run --release -- {}", command.join(" ")))?;
@@ -194,6 +208,9 @@ pub fn run(args: &Args) -> Result<(), String> {
     }
     if let Some(read) = report["read_gb_per_s"].as_f64() {
         line(&mut out, &format!("limits: read_gb_per_s {}", text(&read.into())))?;
+    }
+    if args.bench == Bench::Models {
+        return write_record(args, &processor, &date, &case, &(out + &bench_models::record(report)?));
     }
     let peer_columns = if peers.is_empty() { &[] } else { PEER_COLUMNS };
     writeln!(out, "{}", [columns, peer_columns].concat().join(",")).map_err(|e| e.to_string())?;
@@ -215,14 +232,19 @@ pub fn run(args: &Args) -> Result<(), String> {
         writeln!(out, "{}", cells.join(",")).map_err(|e| e.to_string())?;
     }
 
-    let folder = root.join("bench/record").join(slug(&processor));
+    write_record(args, &processor, &date, &case, &out)
+}
+
+/// Writes a record where it belongs.
+fn write_record(args: &Args, processor: &str, date: &str, case: &Path, out: &str) -> Result<(), String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no folder")?;
+    let folder = root.join("bench/record").join(slug(processor));
     let case = case.file_stem().map_or_else(|| "case".into(), |s| s.to_string_lossy().into_owned());
-    let name = slug(
-        &[date.as_str(), &case].into_iter().chain(args.more.iter().map(String::as_str)).collect::<Vec<_>>().join(" "),
-    );
+    let name =
+        slug(&[date, &case].into_iter().chain(args.more.iter().map(String::as_str)).collect::<Vec<_>>().join(" "));
     let path = folder.join(format!("{name}.csv"));
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    std::fs::write(&path, &out).map_err(|e| format!("{}: {e}", path.display()))?;
+    std::fs::write(&path, out).map_err(|e| format!("{}: {e}", path.display()))?;
     print!("{out}");
     eprintln!("written to {}", path.display());
     Ok(())
@@ -252,7 +274,7 @@ fn share_of_peak(line: &Value, reports: &[Value]) -> Option<f64> {
 }
 
 /// A number short, a text without quotes, sizes with a cross between them.
-fn text(value: &Value) -> String {
+pub fn text(value: &Value) -> String {
     match value {
         Value::Number(n) => n
             .as_f64()

@@ -1,8 +1,9 @@
 //! `cargo xtask bench-results`: the records in bench/record as the tables of bench/RESULTS.md.
 //!
 //! A record of products becomes a row for each format and weight, with a column for each number of rows; one of convolutions a
-//! line for each layer and format. Nothing else is in the file, so that a test can make it anew and compare.
+//! line for each layer and format; one of a model a line for each format and number of GPUs. Nothing else is in the file, so that a test can make it anew and compare.
 
+use crate::bench_models;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -60,7 +61,12 @@ fn record(text: &str) -> Option<String> {
     }
     let rows = read_rows(text)?;
     out.push('\n');
-    out += &if rows.first()?.contains_key("m") { products(&rows)? } else { convolutions(&rows)? };
+    let first = rows.first()?;
+    out += &match (first.contains_key("m"), first.contains_key("gpus")) {
+        (true, _) => products(&rows)?,
+        (_, true) => bench_models::table(&rows)?,
+        _ => convolutions(&rows)?,
+    };
     Some(out)
 }
 

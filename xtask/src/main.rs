@@ -1,6 +1,7 @@
 //! Tasks of the repository: `cargo xtask --help`.
 #![forbid(unsafe_code)]
 
+mod bench_models;
 mod bench_record;
 mod bench_results;
 mod c_header;

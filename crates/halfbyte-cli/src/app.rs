@@ -56,6 +56,11 @@ impl App {
         self.common.threads.map_or_else(available_threads, usize::from)
     }
 
+    /// The device as it was named.
+    pub fn device(&self) -> &Device {
+        &self.common.device
+    }
+
     /// The number of the GPU that was asked for, for what one process does. Error: several were.
     pub fn cuda(&self) -> Result<Option<u32>> {
         match &self.common.device {
@@ -87,7 +92,7 @@ impl App {
         Err(Failure::new(
             Exit::Device,
             format!("device cuda:{number} is not available for this command"),
-            "GPUs are not supported here: run, eval, demo, and bench model, experts, matmul, conv, launch and ranks compute on them",
+            "GPUs are not supported here: run, eval, demo, and bench model, models, experts, matmul, conv, launch and ranks compute on them",
             "use --device cpu, or leave --device out",
         ))
     }

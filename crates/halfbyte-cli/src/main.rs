@@ -64,11 +64,14 @@ enum Command {
 impl Command {
     /// Whether it heeds `--device`.
     fn takes_gpus(&self) -> bool {
-        use bench::Command::{Conv, Experts, Launch, Matmul, Model, Ranks};
+        use bench::Command::{Conv, Experts, Launch, Matmul, Model, Models, Ranks};
         let models =
             matches!(self, Self::Demo(_) | Self::Run(_) | Self::Serve(_) | Self::Eval(_) | Self::Bench(Model(_)));
         models
-            || matches!(self, Self::Bench(Conv(_) | Experts(_) | Launch(_) | Matmul(_) | Ranks(_)) | Self::Explain(_))
+            || matches!(
+                self,
+                Self::Bench(Conv(_) | Experts(_) | Launch(_) | Matmul(_) | Models(_) | Ranks(_)) | Self::Explain(_)
+            )
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is measured: bench.
 
-use crate::support::{fails, json, model, number, quiet, repository};
+use crate::support::{fails, json, model, number, output, quiet, repository, text};
 use std::fs;
 use tempfile::TempDir;
 
@@ -46,7 +46,9 @@ fn bench_matmul_reports_and_checks() {
             continue;
         }
         let case: toml::Value = toml::from_str(&fs::read_to_string(entry).unwrap()).unwrap();
-        assert!(case["shape"].as_array().is_some_and(|shapes| !shapes.is_empty()));
+        // Those of models have rows.
+        let measured = case.get("shape").or(case.get("row")).and_then(toml::Value::as_array);
+        assert!(measured.is_some_and(|measured| !measured.is_empty()));
         cases += 1;
     }
     assert!(cases >= 4);
@@ -273,6 +275,47 @@ fn bench_model_refuses_what_cannot_be_timed() {
     assert!(error.contains("does not fit") && error.contains("are needed"), "{error}");
     let absurd = changed("absurd.json", &[("n_size\": 96,", "n_size\": 9000000000000000,")]);
     assert!(bench(3, &absurd, &[]).contains("field hidden_size"));
+}
+
+#[test]
+fn bench_models_times_each_row_and_refuses_what_it_cannot_start() {
+    let here = TempDir::new().unwrap();
+    // Texts at once begin after 512 tokens.
+    let config = tiny(&here, "tiny.json", "");
+    let short = fs::read_to_string(&config).unwrap();
+    fs::write(&config, short.replace("embeddings\": 64", "embeddings\": 1024")).unwrap();
+    let case = here.path().join("case.toml").display().to_string();
+    let head = "origin = 'a test'\nconfig = 'tiny.json'\nprompt = 8\ngenerate = 4\nbatch = [2]\n[[row]]\ngpus = 1\n";
+    let published =
+        "[[published]]\nwhat = 'fp16'\ngpus = 8\nmachine = 'A100'\ntokens_per_second = 22.7\nsource = 'x'\n";
+    let write = |rows: &str| fs::write(&case, format!("{head}{rows}{published}")).unwrap();
+    let bench = ["bench", "models", "--case", &case, "--repetitions", "1"];
+    write("[[row]]\nformat = 'w4a16-g32'\ngpus = 1\n");
+    let found = json(&bench);
+    let rows = found["rows"].as_array().unwrap();
+    let formats: Vec<_> = rows.iter().map(|row| row["format"].as_str().unwrap()).collect();
+    assert_eq!(formats, ["f16", "w4a16-g32"]);
+    for row in rows {
+        assert!(row["error"].is_null() && row["gpus"] == 1, "{row}");
+        for speed in ["decode_tokens_per_second", "prefill_tokens_per_second"] {
+            assert!(number(&row["report"], speed) > 0.0, "{speed}");
+        }
+        assert!(number(&row["report"]["batches"][0], "tokens_per_second") > 0.0);
+        assert_eq!((&row["report"]["format"], &row["report"]["generated_tokens"]), (&row["format"], &4.into()));
+    }
+    assert_eq!((found["published"].as_array().unwrap().len(), &found["origin"]), (1, &"a test".into()));
+    // Rows that fail stand in the table, and the others are measured.
+    fs::write(&config, short).unwrap();
+    let out = output(&[&bench[..], &["--quiet"]].concat());
+    let (table, error) = (text(&out.stdout), text(&out.stderr));
+    assert!(out.status.code() == Some(4) && error.contains("2 of 2 rows failed"), "{error}");
+    assert_eq!(table.matches("the model's context holds 64 tokens: 2 texts").count(), 2, "{table}");
+    assert!(table.contains("published") && table.contains("22.7"), "{table}");
+    write("[[row]]\ngpus = 2\n");
+    let error = fails(2, &bench);
+    assert!(error.contains("gpus = 2") && error.contains("--device says cpu"), "{error}");
+    let error = fails(2, &[&bench[..], &["--device", "cuda:0"]].concat());
+    assert!(error.contains("fewer GPUs than a row needs"), "{error}");
 }
 
 #[test]

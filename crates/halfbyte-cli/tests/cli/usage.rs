@@ -26,6 +26,7 @@ const VERBS: &[&[&str]] = &[
     &["bench", "load"],
     &["bench", "matmul"],
     &["bench", "model"],
+    &["bench", "models"],
     &["bench", "serve"],
     &["explain"],
     &["explain", "conv"],
@@ -138,6 +139,7 @@ fn missing_and_damaged_files_have_status_3() {
     fails(3, &["bench", "model", "--random-weights", &none]);
     fails(3, &["bench", "load", &none]);
     fails(3, &["bench", "matmul", "--case", &none]);
+    fails(3, &["bench", "models", "--case", &none]);
 
     let bad = |name: &str, content: &[u8]| {
         fs::write(here.path().join(name), content).unwrap();

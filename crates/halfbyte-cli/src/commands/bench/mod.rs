@@ -9,6 +9,7 @@ mod limits;
 mod load;
 mod matmul;
 pub mod model;
+mod models;
 mod ranks;
 mod serve;
 
@@ -25,6 +26,7 @@ pub enum Command {
     Load(load::Args),
     Matmul(matmul::Args),
     Model(model::Args),
+    Models(models::Args),
     Ranks(ranks::Args),
     Serve(serve::Args),
 }
@@ -38,6 +40,7 @@ pub fn run(command: &Command, app: &App) -> Result<()> {
         Command::Load(args) => load::run(args, app),
         Command::Matmul(args) => matmul::run(args, app),
         Command::Model(args) => model::run(args, app),
+        Command::Models(args) => models::run(args, app),
         Command::Ranks(args) => ranks::run(args, app),
         Command::Serve(args) => serve::run(args, app),
     }

@@ -81,6 +81,9 @@ struct Report {
     /// Of random weights.
     head_bits: Option<u32>,
     device: String,
+    /// Of a GPU: the newest CUDA that it takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    driver: Option<String>,
     /// For people.
     #[serde(skip)]
     machine: String,
@@ -160,9 +163,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         (Some(folder), _) => args.load.name(folder)?,
         (None, format) => format.map_or_else(|| "f16".to_owned(), |format| format.to_string()),
     };
-    let kernels_compiled = match model.device() {
-        Device::Cpu => 0,
-        Device::Cuda(gpu) => gpu.gpu.compiler().compiled(),
+    let (driver, kernels_compiled) = match model.device() {
+        Device::Cpu => (None, 0),
+        Device::Cuda(gpu) => (Some(gpu.gpu.context().driver().version().to_string()), gpu.gpu.compiler().compiled()),
     };
     let speed = speed(&model, &cpu, work, &progress)?;
     let batches = args.batch.iter().map(|&texts| batch::steps(&model, &cpu, usize::from(texts), work, &progress));
@@ -182,6 +185,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         format,
         head_bits: args.random_weights.is_some().then_some(args.head),
         device: model.device().to_string(),
+        driver,
         machine: machine_of(&model, &cpu),
         threads: cpu.threads().count(),
         isa: cpu.caps().isa.name(),
