@@ -19,10 +19,6 @@ constexpr bool PAGED = HB_PAGED;
 constexpr u32 PAGE_LENGTH = 128;
 // Ranks that share the model, each on a GPU; what a word of the stream is added up from.
 constexpr u32 RANKS = HB_RANKS, MOST_RANKS_OF_STEP = 8;
-// Each block adds up its own rows of the stream for all others of its rank. That takes them one wait more, 1.6 us or so,
-// and spares each of them the other ranks' parts, whose words come at 40 bytes a nanosecond, and a latency for each rank.
-constexpr bool GATHERED = (RANKS - 1) * (HIDDEN / 10 + 700) > 1600;
-constexpr u32 STREAM_WORDS = (RANKS + GATHERED) * HIDDEN;  // parts of ranks, then their sum where it is GATHERED
 // Sets of words: of this step and of the one before; other ranks may be a step ahead.
 constexpr u32 SETS = RANKS == 1 ? 2 : 3;
 constexpr u32 STEPS = HB_STEPS, STAGES = HB_STAGES;  // steps of 128 columns in a stage; stages of a warp's ring
@@ -114,9 +110,10 @@ DEV u32 again(u32 v) {
   asm volatile("" : "+r"(v));
   return v;
 }
-// Words of a layer: the stream that it begins with; q, k, v; what attention gives; the stream after that; what the gate gives; what the router gives.
-constexpr u32 AT_QKV = STREAM_WORDS, AT_ATTENDED = AT_QKV + QKV_LENGTH, AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2,
-              AT_INNER = AT_MIDDLE + STREAM_WORDS, AT_LOGITS = AT_INNER + WIDTH / 2,
+// Words of a layer: the stream that it begins with, each rank's part of it; q, k, v; what attention gives; the stream
+// after that; what the gate gives; what the router gives.
+constexpr u32 AT_QKV = RANKS * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH, AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2,
+              AT_INNER = AT_MIDDLE + RANKS * HIDDEN, AT_LOGITS = AT_INNER + WIDTH / 2,
               AT_COUNTERS = AT_LOGITS + (EXPERTS + 3) / 4 * 4, WORDS_OF_LAYER = AT_COUNTERS + 32;
 enum Counter : u32 { STREAM = AT_COUNTERS, QKV, ATTENDED, MIDDLE, INSIDE };
 // A part of attention: sums, then greatest scores, then weights.  Parts lie behind all layers.

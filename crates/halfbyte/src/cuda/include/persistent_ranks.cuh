@@ -2,7 +2,7 @@
 //
 // A rank's products of output and down give parts of sums. It leaves each part in the memory of all ranks, and the norm
 // that reads the stream adds them up, in the order of ranks: all have the same bits. The first rank's parts have the
-// stream before in them. Of many ranks or a long stream each block adds up its rows for all (GATHERED).
+// stream before in them.
 //
 // Three sets are enough: a rank writes into another's set of step s + 2 after it has ended step s + 1, for which it had
 // the other's words of that step, and so the other has ended step s, at whose beginning it reset that set.
@@ -49,7 +49,7 @@ DEV bool give_up(const Params& p, u32 rank, u32 looks) {
 }
 DEV u32 add(u32 a, u32 b) { return __float_as_uint(__uint_as_float(a) + __uint_as_float(b)); }
 // N quads of words of the stream, added up; `at(i)` says where those of rank 0 are, null for none.
-template <u32 N, class At> DEV void look_for_parts(const Params& p, uint4 (&v)[N], At&& at) {
+template <u32 N, class At> DEV void look_for_stream(const Params& p, uint4 (&v)[N], At&& at) {
   if constexpr (RANKS == 1) {
     look_for(v, at);
   } else {
@@ -73,29 +73,5 @@ template <u32 N, class At> DEV void look_for_parts(const Params& p, uint4 (&v)[N
                          : make_uint4(add(own.x, part.x), add(own.y, part.y), add(own.z, part.z), add(own.w, part.w));
       }
     }
-  }
-}  // The same, added up by this thread or before.
-template <u32 N, class At> DEV void look_for_stream(const Params& p, uint4 (&v)[N], At&& at) {
-  if constexpr (GATHERED)
-    look_for(v, [&](u32 i) { return at(i) ? at(i) + RANKS * HIDDEN : nullptr; });
-  else
-    look_for_parts(p, v, at);
-}
-
-// Adds up this block's rows of the stream for all blocks of its rank, and counts them.
-DEV void gather_stream(const Params& p, const Shared& m, u32* words, u32* counter) {
-  if constexpr (!GATHERED) return;
-  const Plan& own = m.plan(1);
-#pragma unroll 1
-  for (u32 first = 4 * (thread_index() & ~31u); first < 16 * own.blocks; first += 4 * THREADS) {
-    const u32 i = first + 4 * (thread_index() & 31);
-    u32* const at = words + 16 * own.first + i;
-    const bool there = i < 16 * own.blocks;
-    uint4 v[1];
-    look_for_parts(p, v, [&](u32) { return there ? at : nullptr; });
-    u32* const to = at + RANKS * HIDDEN;
-    if (there) leave(to, v[0].x), leave(to + 1, v[0].y), leave(to + 2, v[0].z), leave(to + 3, v[0].w);
-    __syncwarp();
-    if ((thread_index() & 31) == 0) count(counter, min(128u, 16 * own.blocks - first));
   }
 }

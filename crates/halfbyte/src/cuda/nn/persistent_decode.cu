@@ -89,14 +89,14 @@ DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n,
   sync();
 }
 
-// Leaves words, as `leave_one` does: a thread a word, and counts them, if something does.
+// Leaves words, as `leave_one` does: a thread a word, and counts them.
 template <class Leave> DEV void leave_words(u32 words_here, u32* counter, Leave&& leave_one) {
 #pragma unroll 1
   for (u32 first = thread_index() & ~31u; first < words_here; first += THREADS) {
     const u32 i = first + (thread_index() & 31);
     if (i < words_here) leave_one(i);
     __syncwarp();
-    if ((thread_index() & 31) == 0 && counter) count(counter, min(32u, words_here - first));
+    if ((thread_index() & 31) == 0) count(counter, min(32u, words_here - first));
   }
 }
 
@@ -183,8 +183,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     }
     __syncwarp();
     const u32 here = min(32u, pairs - i0);
-    if ((thread_index() & 31) == 0 && !(ADDS && GATHERED))
-      count(words + COUNTER, ALONE ? here : INSIDE_MLP ? here / 2 : 2 * here);
+    if ((thread_index() & 31) == 0) count(words + COUNTER, ALONE ? here : INSIDE_MLP ? here / 2 : 2 * here);
   }
 }
 
@@ -258,24 +257,21 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
       if (RANKS > 1 && own >= p.tokens) return 0.0f;
       return load_float(p.embedding, own * HIDDEN + 16 * rows.first + column_at(i), p.embedding_type);
     };
-    leave_words(16 * rows.blocks, GATHERED ? nullptr : set + STREAM,
-                [&](u32 i) { leave_parts(p, set + 16 * rows.first + i, {of(i)}); });
+    leave_words(16 * rows.blocks, set + STREAM, [&](u32 i) { leave_parts(p, set + 16 * rows.first + i, {of(i)}); });
   }
 #pragma unroll 1
   for (u32 number = 0; number < 4 * p.count; number++) {
     const u32 product = number & 3;
     const Layer& of = m.layers()[number >> 2];
     {
-      u32* const words = set_of(p, m) + (again(number) >> 2) * WORDS_OF_LAYER;
-      if (product & 1) {
+      const u32* const words = set_of(p, m) + (again(number) >> 2) * WORDS_OF_LAYER;
+      if (product & 1)
         words_to_x(m, words + (product == 1 ? AT_ATTENDED : AT_INNER), words + (product == 1 ? ATTENDED : INSIDE),
                    (product == 1 ? ATTENDED_LENGTH : WIDTH) / 2, product == 3);
-      } else {
-        gather_stream(p, m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM));
+      else
         norm(p, m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM),
              {of.norms[product / 2], of.norm_biases[product / 2], of.eps[product / 2]}, product ? of.router : nullptr,
              put_x);
-      }
     }
     if (product == 0) prefetch(p, m, again(number) >> 2);
     if (EXPERTS && product == 2) choose(p, m, again(number) >> 2);
@@ -292,9 +288,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
       default: leave_rows<3>(p, m, layer);
     }
   }
-  u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
-  gather_stream(p, m, last, last + STREAM);
   if (block_index() != 0) return;
+  u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
   norm(p, m, last, last + STREAM, {p.norm, p.norm_bias, p.eps}, nullptr, [&](u32 e, const float (&x)[4], Step) {
     float* const to = at_shared<float>(X) + e;
     to[0] = x[0], to[1] = x[1], to[2] = x[2], to[3] = x[3];

@@ -366,7 +366,7 @@ impl Plan {
     /// Where ranks that run side by side leave words for each other: it must be the same on all of them.
     pub fn places(&self) -> [usize; 3] {
         let [[qkv, _], [_, attended], ..] = self.shapes();
-        [self.words(), self.words_of_layer(), self.stream_words() + qkv + attended / 2]
+        [self.words(), self.words_of_layer(), self.ranks * self.sizes.hidden + qkv + attended / 2]
     }
 
     /// Sets of places; as in the source.
@@ -374,16 +374,10 @@ impl Plan {
         if self.ranks == 1 { 2 } else { 3 }
     }
 
-    /// Of the stream: parts of ranks, and their sum where each block adds up some of it for all; as in the source.
-    fn stream_words(&self) -> usize {
-        let gathered = (self.ranks - 1) * (self.sizes.hidden / 10 + 700) > 1600;
-        (self.ranks + usize::from(gathered)) * self.sizes.hidden
-    }
-
     fn words_of_layer(&self) -> usize {
         let [[qkv, _], [_, attended], _, [_, width]] = self.shapes();
         let logits = self.mixture.map_or(0, |mixture| mixture.experts.next_multiple_of(4));
-        2 * self.stream_words() + qkv + attended / 2 + width / 2 + logits + 32
+        2 * self.ranks * self.sizes.hidden + qkv + attended / 2 + width / 2 + logits + 32
     }
 
     /// Words of a set of places; as in the source.
