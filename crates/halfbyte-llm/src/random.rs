@@ -90,16 +90,48 @@ impl RandomFloats {
         let mut rest = out.as_mut_slice();
         for &(n, first) in &self.parts {
             let (part, others) = rest.split_at_mut(n * self.k);
-            part.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, out)| {
-                for (pair, number) in out.chunks_mut(2).zip(first + (chunk * CHUNK / 2) as u64..) {
-                    let word = word(number);
-                    let values = [word as u16, (word >> 16) as u16].map(|bits| f16::from_f32(float(bits, step)));
-                    pair.iter_mut().zip(values).for_each(|(out, value)| *out = value);
-                }
-            });
+            part.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, out)| fill(out, first, chunk * CHUNK, step));
             rest = others;
         }
         Ok(out)
+    }
+}
+
+/// Some rows and columns of a layer's matrix of random floats, `k` columns wide, in memory: those that [`RandomFloats::draw`] gives of
+/// all. Error: more than there are numbers for.
+pub(crate) fn part_of_floats(
+    k: usize,
+    layer: &str,
+    rows: &[Range<usize>],
+    columns: &[Range<usize>],
+) -> Result<Vec<f16>> {
+    let whole = RandomFloats::new(k, std::iter::once((layer, 1)));
+    let (step, first) = (whole.step(), first_of(seed_of(layer)));
+    let width = columns.iter().map(Range::len).sum::<usize>();
+    let rows: Vec<usize> = rows.iter().cloned().flatten().collect();
+    let len = RandomFloats { k: width, parts: vec![(rows.len(), first)] }.len()?;
+    let mut out = vec![f16::ZERO; len];
+    out.par_chunks_mut(width.max(1)).zip(rows).for_each(|(mut out, row)| {
+        for columns in columns {
+            let (part, rest) = out.split_at_mut(columns.len());
+            fill(part, first, row * k + columns.start, step);
+            out = rest;
+        }
+    });
+    Ok(out)
+}
+
+/// Floats from the one that is `begin` behind those of word `first`.
+fn fill(out: &mut [f16], first: u64, begin: usize, step: f32) {
+    let values = |number| {
+        let word = word(number);
+        [word as u16, (word >> 16) as u16].map(|bits| f16::from_f32(float(bits, step)))
+    };
+    // The second one of a word, if they begin with such.
+    let (odd, pairs) = out.split_at_mut((begin % 2).min(out.len()));
+    odd.iter_mut().for_each(|out| *out = values(first + begin as u64 / 2)[1]);
+    for (pair, number) in pairs.chunks_mut(2).zip(first + begin.div_ceil(2) as u64..) {
+        pair.iter_mut().zip(values(number)).for_each(|(out, value)| *out = value);
     }
 }
 
@@ -123,4 +155,27 @@ pub(crate) fn vector(name: &str, len: usize, around: f32, deviation: f32) -> Vec
 pub(crate) fn seed_of(name: &str) -> u32 {
     let hash = name.bytes().fold(0x811c_9dc5u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     (hash ^ (hash >> 24)) & 0x00ff_ffff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_matrix_has_the_numbers_of_the_whole() {
+        for [n, k] in [[6, 8], [5, 7], [40, 33]] {
+            let whole = RandomFloats::new(k, std::iter::once(("a.layer", n))).draw().unwrap();
+            // Odd beginnings, runs in another order, one row or column, none.
+            let (all_rows, some_rows) = ([0..n], [3..n, 0..1]);
+            let (all_columns, some_columns) = ([0..k], [3..6, k - 1..k, 0..1, 2..2]);
+            for rows in [&all_rows[..], &some_rows, &[]] {
+                for columns in [&all_columns[..], &some_columns, &[]] {
+                    let got = part_of_floats(k, "a.layer", rows, columns).unwrap();
+                    let of_row = |row| columns.iter().cloned().flatten().map(move |column| row * k + column);
+                    let want: Vec<f16> = rows.iter().cloned().flatten().flat_map(of_row).map(|at| whole[at]).collect();
+                    assert!(got == want, "{rows:?} × {columns:?} of {n} × {k}");
+                }
+            }
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! Random layers of a rank: drawn for it alone where its part is one run of rows and columns, else cut from the whole.
+//! Random layers of a rank: drawn for it alone, but for codes that are cut otherwise than into one run of rows and columns, which are cut
+//! from the whole.
 
 use super::{Loader, Source, StoredLinear, StoredWeight};
 use crate::arch::spec::{LinearSpec, Shape};
@@ -48,27 +49,33 @@ impl<'a> Loader<'a> {
         cut: &Cut,
         format: Option<WeightFormat>,
     ) -> Result<StoredLinear<'a>> {
-        let Shape { n, k, .. } = shape;
-        if let (Some(format), Some((rows, columns))) = (format, single(cut)) {
-            let in_group = |size| columns.start.is_multiple_of(size);
-            if in_group(32) && !matches!(format.group, Group::Size(size) if !in_group(size)) {
-                let own = shape.bias && cut.bias;
-                let bias = own.then(|| bias(prefix, n)[rows.clone()].to_vec());
-                self.parameters += (rows.len() * columns.len()) as u64 + bias.as_ref().map_or(0, |b| b.len() as u64);
-                let codes = StoredTensor::random_part(format, [n, k], random::seed_of(prefix), [rows, columns])?;
-                return Ok(StoredLinear { weight: StoredWeight::Quantized(codes), bias, findings: Vec::new() });
+        let (Shape { n, k, .. }, seed) = (shape, random::seed_of(prefix));
+        let of_part = match (format, single(cut)) {
+            (None, _) => {
+                let floats = random::part_of_floats(k, prefix, &cut.rows, &cut.columns)?;
+                StoredWeight::Dense { floats: FloatData::F16(Cow::Owned(floats)), shape: cut.shape() }
             }
-        }
-        let weight = match format {
-            Some(format) => StoredWeight::Quantized(StoredTensor::random(format, [n, k], random::seed_of(prefix))?),
-            None => {
-                let floats = RandomFloats::new(k, std::iter::once((prefix, n))).draw()?;
-                StoredWeight::Dense { floats: FloatData::F16(Cow::Owned(floats)), shape: [n, k] }
+            (Some(format), Some((rows, columns))) if whole_groups(format, &columns) => {
+                StoredWeight::Quantized(StoredTensor::random_part(format, [n, k], seed, [rows, columns])?)
+            }
+            (Some(format), _) => {
+                let weight = StoredWeight::Quantized(StoredTensor::random(format, [n, k], seed)?);
+                let layer = StoredLinear { weight, bias: shape.bias.then(|| bias(prefix, n)), findings: Vec::new() };
+                return self.part(layer, prefix, shape, cut);
             }
         };
-        let layer = StoredLinear { weight, bias: shape.bias.then(|| bias(prefix, n)), findings: Vec::new() };
-        self.part(layer, prefix, shape, cut)
+        let of_rows = |bias: Vec<f32>| cut.rows.iter().flat_map(|rows| bias[rows.clone()].to_vec()).collect();
+        let bias: Option<Vec<f32>> = (shape.bias && cut.bias).then(|| of_rows(bias(prefix, n)));
+        let [rows, columns] = cut.shape();
+        self.parameters += (rows * columns) as u64 + bias.as_ref().map_or(0, |bias| bias.len() as u64);
+        Ok(StoredLinear { weight: of_part, bias, findings: Vec::new() })
     }
+}
+
+/// Whether a part that begins at some column begins with a group, and with whole words of codes.
+fn whole_groups(format: WeightFormat, columns: &Range<usize>) -> bool {
+    let in_group = |size| columns.start.is_multiple_of(size);
+    in_group(32) && !matches!(format.group, Group::Size(size) if !in_group(size))
 }
 
 /// The rows and columns of a part, if they are one run each.
