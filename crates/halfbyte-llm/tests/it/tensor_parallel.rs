@@ -9,7 +9,7 @@ use halfbyte_checkpoint::{
     write_part,
 };
 use halfbyte_llm::comm::Thread;
-use halfbyte_llm::{Config, Error, LoadOptions, Model, Session, eval, shard};
+use halfbyte_llm::{Config, Error, LoadOptions, Model, RandomWeights, Session, eval, shard};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -32,14 +32,17 @@ fn ranks<T: Send>(size: usize, options: &LoadOptions, work: impl Fn(&LoadOptions
 
 /// Logits after each of some tokens.
 fn logits(path: &Path, options: &LoadOptions, ids: &[i32]) -> Result<Vec<f32>, Error> {
-    let (model, cpu) = (Model::load(path, options)?, Cpu::new(1)?);
-    let mut got = Vec::new();
+    logits_of(&Model::load(path, options)?, ids)
+}
+
+fn logits_of(model: &Model, ids: &[i32]) -> Result<Vec<f32>, Error> {
+    let (cpu, mut got) = (Cpu::new(1)?, Vec::new());
     let mut write = |logits: &[f32]| {
         got.extend_from_slice(logits);
         Ok(())
     };
     let ids = eval::Ids { ids, shape: [1, ids.len()] };
-    eval::logits(&model, &cpu, &ids, &mut write, &mut |_| ControlFlow::Continue(()))?;
+    eval::logits(model, &cpu, &ids, &mut write, &mut |_| ControlFlow::Continue(()))?;
     Ok(got)
 }
 
@@ -89,6 +92,38 @@ fn compare(path: &Path, options: &LoadOptions, bound: f64, what: &str) -> usize 
         compared += 1;
     }
     compared
+}
+
+/// Each rank draws what it has of a model of random weights: by rows, by columns, heads of several layers in one, experts, biases.
+#[test]
+fn ranks_of_random_models_are_the_whole() {
+    let ids: Vec<i32> = (0..24).map(|i| 3 + i * 7 % 200).collect();
+    let configs = [
+        r#"{"model_type": "bloom", "hidden_size": 192, "n_layer": 2, "n_head": 6, "vocab_size": 301, "layer_norm_epsilon": 1e-5,
+            "apply_residual_connection_post_layernorm": false}"#,
+        r#"{"model_type": "qwen2", "vocab_size": 301, "hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 2,
+            "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "tie_word_embeddings": false}"#,
+        r#"{"model_type": "mixtral", "vocab_size": 301, "hidden_size": 192, "intermediate_size": 96, "num_hidden_layers": 2,
+            "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "num_local_experts": 4, "num_experts_per_tok": 2}"#,
+    ];
+    for (config, format) in configs.iter().flat_map(|config| [None, Some("w4a16-g32")].map(|format| (config, format))) {
+        let weights = RandomWeights { format: format.map(|name| name.parse::<Format>().unwrap().weight), head: None };
+        let made = |options: &LoadOptions| {
+            let model =
+                Model::random(Config::parse(config, Path::new("config.json")).unwrap(), weights, options).unwrap();
+            (model.parameters(), logits_of(&model, &ids).unwrap())
+        };
+        let options = LoadOptions::default();
+        let (parameters, want) = made(&options);
+        for size in [2, 3] {
+            let all = ranks(size, &options, made);
+            assert!(all.iter().all(|(own, _)| *own < parameters), "{config} {format:?}: a rank has all of it");
+            let off = off(&all[0].1, &want);
+            assert!(off <= 1e-4, "{config} {format:?}, {size} ranks: off by {off:e} of the standard deviation");
+        }
+    }
 }
 
 /// Writes the parts of a model's ranks, which together are the model.
