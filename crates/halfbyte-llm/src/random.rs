@@ -166,10 +166,10 @@ mod tests {
         for [n, k] in [[6, 8], [5, 7], [40, 33]] {
             let whole = RandomFloats::new(k, std::iter::once(("a.layer", n))).draw().unwrap();
             // Odd beginnings, runs in another order, one row or column, none.
-            let (all_rows, some_rows) = ([0..n], [3..n, 0..1]);
-            let (all_columns, some_columns) = ([0..k], [3..6, k - 1..k, 0..1, 2..2]);
-            for rows in [&all_rows[..], &some_rows, &[]] {
-                for columns in [&all_columns[..], &some_columns, &[]] {
+            let (all_rows, some_rows) = (0..n, [3..n, 0..1]);
+            let (all_columns, some_columns) = (0..k, [3..6, k - 1..k, 0..1, 2..2]);
+            for rows in [std::slice::from_ref(&all_rows), &some_rows, &[]] {
+                for columns in [std::slice::from_ref(&all_columns), &some_columns, &[]] {
                     let got = part_of_floats(k, "a.layer", rows, columns).unwrap();
                     let of_row = |row| columns.iter().cloned().flatten().map(move |column| row * k + column);
                     let want: Vec<f16> = rows.iter().cloned().flatten().flat_map(of_row).map(|at| whole[at]).collect();
