@@ -1,5 +1,5 @@
-// Experts of the persistent kernel: logits, of which each block has some, and the choice of a token's experts, which each
-// block makes for itself.
+// Experts of the persistent kernel: logits, of which each block has some, and the choice of a token, which each block
+// makes for itself.
 #pragma once
 #include "exchange_words.cuh"
 #include "hopper.cuh"

@@ -9,7 +9,7 @@ constexpr u32 HIDDEN = HB_HIDDEN, INNER = HB_INNER, HEADS = HB_HEADS, KV_HEADS =
 // Norms that take off the mean and have biases; scores that fall with the distance; MLPs of gates and what these let
 // through, or of a function alone (ACTIVATION).
 constexpr bool LAYER_NORM = HB_LAYER_NORM, ALIBI = HB_ALIBI, GATED = HB_GATED;
-// Experts that the MLP of a layer consists of, 0: it is one; how many of them a token has, and whether their shares are a
+// Experts that the MLP of a layer consists of, 0: it is one; how many of them a token has; whether their shares are a
 // softmax of these alone; the type of the router, as `load_float` counts types. A token's experts lie side by side.
 constexpr u32 EXPERTS = HB_EXPERTS, CHOSEN = EXPERTS ? HB_CHOSEN : 1, ROUTER_TYPE = HB_ROUTER_TYPE;
 constexpr bool SHARES_OF_CHOSEN = HB_SHARES_OF_CHOSEN;

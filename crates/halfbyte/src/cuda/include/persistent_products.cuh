@@ -6,7 +6,7 @@
 #include "persistent_multiples.cuh"
 #include "persistent_plan.cuh"
 
-// What a lane brings into the second-level cache while it is not known which experts a token has: its stages of the next
+// What a lane brings into the second-level cache while a token's experts are not known yet: its stages of the next
 // layer's q, k, v and output.
 struct Ahead {
   u32 layer = 0, product = 0, left = 0, j, t;
