@@ -12,10 +12,10 @@ use crate::text::{Align, bytes, rate, table};
 use case::{Case, Published, Row};
 use serde::Serialize;
 use serde_json::Value;
-use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Between two looks at a row that is being measured.
@@ -135,14 +135,21 @@ fn failed(why: &io::Error) -> Failure {
     Failure::device("a row cannot be measured by a process of its own", why.to_string())
 }
 
+/// All that comes through a pipe.
+fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<io::Result<Vec<u8>>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.map_or(Ok(0), |mut pipe| pipe.read_to_end(&mut bytes))?;
+        Ok(bytes)
+    })
+}
+
 /// Runs a command until it ends: its report, or why it has none. Errors: it cannot be started, an interrupt, which ends it.
 fn measure(command: &mut Command) -> Result<std::result::Result<Value, String>> {
-    // Files, so that it never waits for a reader.
-    let files = || -> io::Result<[File; 2]> { Ok([tempfile::tempfile()?, tempfile::tempfile()?]) };
-    let [mut out, mut err] = files().map_err(|e| failed(&e))?;
-    let copy = |file: &File| file.try_clone().map_err(|e| failed(&e));
-    command.stdin(Stdio::null()).stdout(copy(&out)?).stderr(copy(&err)?);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| failed(&e))?;
+    // Threads of their own, so that it never waits for a reader.
+    let (out, err) = (reader(child.stdout.take()), reader(child.stderr.take()));
     let status = loop {
         if interrupt::cancelled() {
             // It may have ended by the same signal.
@@ -158,12 +165,11 @@ fn measure(command: &mut Command) -> Result<std::result::Result<Value, String>> 
     if status.code() == Some(Exit::Interrupted as i32) {
         return Err(Failure::interrupted());
     }
-    let text = |file: &mut File| {
-        let mut bytes = Vec::new();
-        file.rewind().and_then(|()| file.read_to_end(&mut bytes)).map_err(|e| failed(&e))?;
+    let text = |reader: JoinHandle<io::Result<Vec<u8>>>| {
+        let bytes = reader.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into())).map_err(|e| failed(&e))?;
         Ok::<_, Failure>(String::from_utf8_lossy(&bytes).into_owned())
     };
-    Ok(outcome(status, &text(&mut out)?, &text(&mut err)?))
+    Ok(outcome(status, &text(out)?, &text(err)?))
 }
 
 /// What a process that has ended leaves: its report, or a line that says why there is none.
