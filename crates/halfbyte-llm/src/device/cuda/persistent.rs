@@ -44,8 +44,7 @@ pub(super) fn plan(
     PersistentPlan::of(caps, sizes, &layers, dtype)?.among(ranks)
 }
 
-/// What the kernel lacks for a model. All of a model is taken apart here, so that what is
-/// added to it must be said.
+/// What the kernel lacks for a model. All of a model is taken apart here, so that what is added to it must be said.
 pub(super) fn lacks(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
     // What is before all layers, and what follows them, is other kernels' work.
     let Decoder { hidden: _, vocab: _, heads: _, embedding_norm: _, layers, norm, vocabulary: _ } = decoder;

@@ -166,15 +166,12 @@ impl State {
             }
         }
         let Self { persistent: Some(kernel), cache, normed, room, residual, only_row, .. } = self else {
-            return Ok(());
+            return self.layers(model, cuda, rows, false);
         };
         let (token, embedding, first_token) = match floats {
             Some(floats) => (rows.tokens, floats, vocabulary.first),
             // All ranks have it, and the first one's is taken.
-            None => {
-                let first = if model.comm.rank() == 0 { 0 } else { 1 };
-                (only_row.view(), residual.view().slice(0..*hidden).into(), first)
-            }
+            None => (only_row.view(), residual.view().slice(0..*hidden).into(), usize::from(model.comm.rank() != 0)),
         };
         let step = StepOfText {
             token,

@@ -180,10 +180,8 @@ impl Plan {
         else {
             return Err(Reason("the same steps in all layers".into()));
         };
-        if steps.gate.clamp.is_some() && !steps.gate.gated
-            || mixture.is_some() && (!steps.gate.gated || steps.layer_norm)
-        {
-            return Err(Reason("limits of gates only, and experts that are gated, behind RMS norms".into()));
+        if steps.gate.clamp.is_some() || mixture.is_some() && (!steps.gate.gated || steps.layer_norm) {
+            return Err(Reason("gates without limits, and experts that are gated, behind RMS norms".into()));
         }
         let values_apart = layers.iter().any(|layer| layer.values.is_some());
         let mut weights = Weights { values_apart, ..Weights::of(atom, act.is_quantized()) };
