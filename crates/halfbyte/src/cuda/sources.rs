@@ -56,6 +56,7 @@ pub const HEADERS: &[Source] = headers![
     "packing.cuh"
     "persistent_attention.cuh"
     "persistent_experts.cuh"
+    "persistent_inputs.cuh"
     "persistent_multiples.cuh"
     "persistent_norms.cuh"
     "persistent_plan.cuh"

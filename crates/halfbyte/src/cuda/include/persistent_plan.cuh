@@ -22,7 +22,7 @@ constexpr u32 RANKS = HB_RANKS, MOST_RANKS_OF_STEP = 8;
 // Sets of words: of this step and of the one before; other ranks may be a step ahead.
 constexpr u32 SETS = RANKS == 1 ? 2 : 3;
 constexpr u32 STEPS = HB_STEPS, STAGES = HB_STAGES;  // steps of 128 columns in a stage; stages of a warp's ring
-constexpr u32 WARPS = 12, THREADS = 32 * WARPS, COPYING_WARPS = 3;  // that compute; that bring weights
+constexpr u32 WARPS = 12, THREADS = 32 * WARPS, COPYING_WARPS = 4;  // that compute; that bring weights
 constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;  // of four words, of each thread
 constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
               QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
@@ -137,8 +137,7 @@ static __device__ constexpr u32 most_blocks(u32 product) {
   return (shape(product).row_blocks + BLOCKS - 1) / BLOCKS << shape(product).paired;
 }
 constexpr u32 OF_QUERIES_AND_KEYS = (HEADS + KV_HEADS) * HEAD / 16;  // row blocks
-constexpr u32 MOST_BLOCKS =
-    (most(most(most_blocks(0), most_blocks(1)), most(most_blocks(2), most_blocks(3))) + 7) / 8 * 8;
+constexpr u32 MOST_BLOCKS = most(most(most_blocks(0), most_blocks(1)), most(most_blocks(2), most_blocks(3)));
 
 // Where a row block's weights lie: codes of its first columns, in 32 bytes; from a step of columns to the next; scales,
 // from the codes; of gate and up which of a token's experts it is of.
@@ -183,16 +182,17 @@ struct __align__(16) Expert {
 constexpr u32 OF_BLOCK = (EXPERTS + BLOCKS - 1) / BLOCKS;
 // Queries lie in rows that begin in different banks.
 constexpr u32 QUERY_ROW = HEAD + 32;
-// Shared memory, as the host counts it: rings; x, and sums of warps behind it, or sums of attention, or what the last
-// norm gives; the rest.
-static __device__ constexpr u32 bytes_of_x(u32 product) { return shape(product).stages * STEPS * X_UNIT; }
-static __device__ constexpr u32 x_and_sums(u32 product) {
-  return bytes_of_x(product) + most_blocks(product) * SUMS_OF_BLOCK * 8;
-}
+// What is known of all of a product's input: what a LAYER_NORM takes off and multiplies with; the rule of a WHOLE x.
+struct OfAll {
+  float mean, factor;
+  Step step;
+};
+// Shared memory, as the host counts it: rings; x of warps, a stage's columns of each, and their sums behind that, or
+// sums of attention; the rest.
+constexpr u32 X_OF_WARP = STEPS * X_UNIT, SUMS_BYTES = MOST_BLOCKS * SUMS_OF_BLOCK * 8;
 constexpr u32 HALVES = HEAD / 64, SLOTS = WARPS, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * HEAD * 4,
-              X_BYTES = most(most(most(x_and_sums(0), x_and_sums(1)), most(x_and_sums(2), x_and_sums(3))),
-                             most(OF_ATTENTION + 2 * SLOTS * 32, HIDDEN * 4));
-constexpr u32 X = WARPS * STAGES * STAGE, OWN = X + X_BYTES, REDUCE = OWN + most_blocks(1) * 64, ANGLES = REDUCE + 272,
+              X_BYTES = most(WARPS * X_OF_WARP + SUMS_BYTES, OF_ATTENTION + 2 * SLOTS * 32);
+constexpr u32 X = WARPS * STAGES * STAGE, REDUCE = X + X_BYTES, ANGLES = REDUCE + 272,
               QUERIES = ANGLES + most(PAIRS, 2) * 8, KEY = QUERIES + 32 * QUERY_ROW, VALUE = KEY + 2 * HEAD,
               RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_GROUP + 2) * HEAD * 4,
               ROUTED = BARRIERS + WARPS * STAGES * 16, CHOICES = ROUTED + (EXPERTS ? 16 : 0),
@@ -207,10 +207,7 @@ struct Shared {
   __device__ __forceinline__ float* attended() const { return at_shared<float>(X); }
   __device__ __forceinline__ float* shifts() const { return at_shared<float>(X + OF_ATTENTION); }
   // Of a product: [row blocks][SUMS_OF_BLOCK].
-  __device__ __forceinline__ Sums* sums(u32 product) const { return at_shared<Sums>(X + bytes_of_x(product)); }
-  __device__ __forceinline__ float* own() const {
-    return at_shared<float>(OWN);
-  }  // rows of the stream that this block adds to
+  __device__ __forceinline__ Sums* sums() const { return at_shared<Sums>(X + WARPS * X_OF_WARP); }
   __device__ __forceinline__ float* reduce() const { return at_shared<float>(REDUCE); }
   // Of the step: its position, how many were before it, where its set begins.
   __device__ __forceinline__ u32* step() const { return at_shared<u32>(REDUCE + 64); }
@@ -219,6 +216,7 @@ struct Shared {
   // Of a LAYER_NORM: sums of squares of each warp; of ALIBI: slopes of a block's query heads, in powers of two.
   __device__ __forceinline__ float* squares() const { return at_shared<float>(REDUCE + 192); }
   __device__ __forceinline__ float* slopes() const { return at_shared<float>(REDUCE + 240); }
+  __device__ __forceinline__ OfAll& all() const { return *at_shared<OfAll>(REDUCE + 176); }
   // Where each warp is in its ring: stage and phase.
   __device__ __forceinline__ u32* turns() const { return at_shared<u32>(REDUCE + 128); }
   __device__ __forceinline__ float2* angles() const { return at_shared<float2>(ANGLES); }

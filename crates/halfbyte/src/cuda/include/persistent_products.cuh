@@ -3,6 +3,7 @@
 #pragma once
 #include "decode_codes.cuh"
 #include "hopper.cuh"
+#include "persistent_inputs.cuh"
 #include "persistent_multiples.cuh"
 #include "persistent_plan.cuh"
 
@@ -102,9 +103,9 @@ DEV void bring(u32 count, const Shared& m) {
   }
 }
 
-// This warp's stages of a product with x, to its sums. Digits of x stay in registers for all row blocks of a stage's
-// columns. A lane has the sums of two digits: of four lanes the first two have all, the others copies.
-DEV void multiply(const Shared& m, u32 product, const Layer& layer) {
+// This warp's stages of a product with its input, to its sums. Digits of x stay in registers for all row blocks of a
+// stage's columns. A lane has the sums of two digits: of four lanes the first two have all, the others copies.
+DEV void multiply(const Params& p, const Shared& m, u32 product, const Layer& layer, const Input& input) {
   const Plan& plan = m.plan(product);
   const u32 warp = thread_index() / 32, lane = thread_index() & 31;
   const u32 blocks = plan.blocks, run = plan.run[warp], start = plan.start[warp];
@@ -112,20 +113,28 @@ DEV void multiply(const Shared& m, u32 product, const Layer& layer) {
   const u32 ring = base + warp * STAGES * STAGE;
   const float factor = (lane & 1) == 0 ? 1.0f : 65536.0f;  // of this lane's two digits
   constexpr int PARTS = GROUPS ? GROUPS : 1;  // of a step, whose sums are scaled apart
-  Sums* const sums = m.sums(product) + warp * 16 + (lane & 1) * 8 + (lane >> 2);
+  Sums* const sums = m.sums() + warp * 16 + (lane & 1) * 8 + (lane >> 2);
   const bool adds = (lane & 3) < 2;
   for (u32 j = 0; j < blocks; j++)
     if (adds) sums[j * SUMS_OF_BLOCK] = {0, 0};
-  u32 j = start & 0xffff, unit = base + X + (start >> 16) * STEPS * X_UNIT, left = (run >> 16) - (run & 0xffff);
+  u32 j = start & 0xffff, left = (run >> 16) - (run & 0xffff);
+  const u32 x = base + X + warp * X_OF_WARP;
+  InputColumns columns;
+  if (left) columns.load(input, (start >> 16) * STEPS);
+  float squares = 0;
   u32 stage = m.turns()[warp] >> 1, phase = m.turns()[warp] & 1;
 #pragma unroll 1
   while (left) {
+    const float of_columns = columns.put(p, m, input, x);
+    if (j == 0) squares += of_columns;  // once in a block
+    __syncwarp();
     u32 b[STEPS][8];
     int digit_sums[STEPS][PARTS][4];  // over the columns of a group: what zero points are multiplied by
     SumsOfDigits of_groups[STEPS];  // what factors of offsets are multiplied by
     float weight[STEPS];
 #pragma unroll
-    for (u32 k = 0; k < STEPS; k++, unit += X_UNIT) {
+    for (u32 k = 0; k < STEPS; k++) {
+      const u32 unit = x + k * X_UNIT;
       load_digits(b[k], unit, lane);
       if constexpr (FORMS) {
         of_groups[k] = SumsOfDigits::of(b[k]);
@@ -144,9 +153,11 @@ DEV void multiply(const Shared& m, u32 product, const Layer& layer) {
     }
     const u32 end = min(blocks, j + left);
     left -= end - j;
+    if (left) columns.load(input, columns.first + STEPS);
 #pragma unroll 1
     for (; j < end; j++) {
       const u32 at = ring + stage * STAGE, quarter = OWN_SCALES ? 0 : row_block(plan, product, j) & 3;
+      columns.advance(p, input);
       mbarrier_wait(full + 8 * stage, phase);
       Sums sum = {0, 0};
       if constexpr (FORMS) {
@@ -217,6 +228,9 @@ DEV void multiply(const Shared& m, u32 product, const Layer& layer) {
     j = j == blocks ? 0 : j;
   }
   if (lane == 0) m.turns()[warp] = stage << 1 | phase;
+  if (looks_at_all(input) || input.pairs) return;
+  squares = warp_sum(squares);
+  if (lane == 0) m.reduce()[warp] = squares;
 }
 // The second half is added to the first, and so on as long as there are two.
 template <u32 HALF, u32 N> DEV void fold(Sums (&v)[N]) {
@@ -225,8 +239,8 @@ template <u32 HALF, u32 N> DEV void fold(Sums (&v)[N]) {
   if constexpr (HALF % 2 == 0) fold<HALF / 2>(v);
 }
 // Rows i % 8 and i % 8 + 8 of row block i / 8 of a product: the sums of warps, always in the same order.
-DEV float2 rows(const Shared& m, u32 product, u32 i) {
-  const Sums* const from = m.sums(product) + i / 8 * SUMS_OF_BLOCK + i % 8;
+DEV float2 rows(const Shared& m, u32 i) {
+  const Sums* const from = m.sums() + i / 8 * SUMS_OF_BLOCK + i % 8;
   Sums v[2 * WARPS];
 #pragma unroll
   for (u32 w = 0; w < 2 * WARPS; w++) v[w] = from[8 * w];

@@ -31,11 +31,20 @@ template <u32 N> DEV void leave_parts(const Params& p, u32* to, const float (&v)
   }
 }
 DEV uint4 look_at_part(const u32* p) {
+  if (RANKS == 1) return look_at_four(p);
   uint4 v;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p)
                : "memory");
+  return v;
+}
+DEV uint2 look_at_pair(const u32* p) {
+  uint2 v;
+  if (RANKS == 1)
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  else
+    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
   return v;
 }
 // Whether a rank's words are not waited for any more, after so many looks.
@@ -47,31 +56,48 @@ DEV bool give_up(const Params& p, u32 rank, u32 looks) {
   *static_cast<volatile u32*>(p.silent) = 1 + rank;
   return true;
 }
-DEV u32 add(u32 a, u32 b) { return __float_as_uint(__uint_as_float(a) + __uint_as_float(b)); }
-// N quads of words of the stream, added up; `at(i)` says where those of rank 0 are, null for none.
-template <u32 N, class At> DEV void look_for_stream(const Params& p, uint4 (&v)[N], At&& at) {
-  if constexpr (RANKS == 1) {
-    look_for(v, at);
-  } else {
-#pragma unroll
-    for (u32 rank = 0; rank < RANKS; rank++) {
-      uint4 parts[N];
-#pragma unroll
-      for (u32 i = 0; i < N; i++) parts[i] = at(i) ? look_at_part(at(i) + rank * HIDDEN) : make_uint4(0, 0, 0, 0);
+DEV uint4 add(const uint4& a, const uint4& b) {
+  auto add = [](u32 a, u32 b) { return __float_as_uint(__uint_as_float(a) + __uint_as_float(b)); };
+  return make_uint4(add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w));
+}
+// A rank's parts of N quads of words of the stream, when they are there, added to those of the ranks before; `at(i)` says
+// where they are, null for none.
+template <u32 N, class At>
+DEV void add_part(const Params& p, u32 rank, uint4 (&sum)[N], uint4 (&part)[N], At&& at) {
 #pragma unroll 1
-      for (u32 looks = 1;; looks++) {
-        bool all = true;
+  for (u32 looks = 1;; looks++) {
+    bool all = true;
 #pragma unroll
-        for (u32 i = 0; i < N; i++)
-          if (!there(parts[i])) all = false, parts[i] = look_at_part(at(i) + rank * HIDDEN);
-        if (all || give_up(p, rank, looks)) break;
-      }
-#pragma unroll
-      for (u32 i = 0; i < N; i++) {
-        const uint4 &own = v[i], &part = parts[i];
-        v[i] = rank == 0 ? part
-                         : make_uint4(add(own.x, part.x), add(own.y, part.y), add(own.z, part.z), add(own.w, part.w));
-      }
-    }
+    for (u32 i = 0; i < N; i++)
+      if (!there(part[i])) all = false, part[i] = look_at_part(at(i));
+    if (all || RANKS > 1 && give_up(p, rank, looks)) break;
   }
+#pragma unroll
+  for (u32 i = 0; i < N; i++) sum[i] = rank == 0 ? part[i] : add(sum[i], part[i]);
+}
+// N quads of words of the stream, added up; `at(i)` says where those of rank 0 are, null for none.
+template <u32 N, class At> DEV void look_for_stream(const Params& p, uint4 (&sum)[N], At&& at) {
+#pragma unroll
+  for (u32 rank = 0; rank < RANKS; rank++) {
+    uint4 part[N];
+#pragma unroll
+    for (u32 i = 0; i < N; i++) part[i] = at(i) ? look_at_part(at(i) + rank * HIDDEN) : make_uint4(0, 0, 0, 0);
+    add_part(p, rank, sum, part, [&](u32 i) { return at(i) + rank * HIDDEN; });
+  }
+}
+// Two words of the stream that lie together.
+DEV float2 pair_of_stream(const Params& p, const u32* at) {
+  float2 sum = make_float2(0, 0);
+#pragma unroll
+  for (u32 rank = 0; rank < RANKS; rank++) {
+    uint2 part;
+#pragma unroll 1
+    for (u32 looks = 1;; looks++) {
+      part = look_at_pair(at + rank * HIDDEN);
+      if (there(part.x) && there(part.y) || RANKS > 1 && give_up(p, rank, looks)) break;
+    }
+    const float2 v = make_float2(__uint_as_float(part.x), __uint_as_float(part.y));
+    sum = rank == 0 ? v : make_float2(sum.x + v.x, sum.y + v.y);
+  }
+  return sum;
 }

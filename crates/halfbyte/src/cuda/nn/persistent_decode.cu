@@ -16,78 +16,10 @@
 #include "decode_codes.cuh"
 #include "exchange_words.cuh"
 #include "output_function.cuh"
-#include "persistent_norms.cuh"
 #include "persistent_plan.cuh"
 #include "persistent_products.cuh"
 #include "persistent_ranks.cuh"
 #include "warp.cuh"
-
-// A warp's four columns a lane are a unit of x.
-DEV void put_x(u32 e, const float (&x)[4], Step of) {
-  const u32 unit = shared_address(shared) + X + e / 128 * X_UNIT;
-  if (!WHOLE) of = step_of(__reduce_max_sync(ALL_LANES, greatest_of(x)));
-  put_digits(unit, e >> 4 & 7, e >> 2 & 3, x, of.over);
-  if (!WHOLE && (thread_index() & 31) == 0) put_power(unit, of.power);
-}
-// x = n words of pairs, when they are counted: sixteen lanes have a unit. All that a thread needs is asked for at once;
-// where x has one rule and is more than that, once more when the rule is known. `shared_out`: x is of experts, each of
-// which has its share.
-DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n, bool shared_out) {
-  constexpr u32 ALL = most(WIDTH, ATTENDED_LENGTH) / 2, LOADS = (ALL / 4 + THREADS - 1) / THREADS,
-                AT_ONCE = LOADS < 6 ? LOADS : 6;
-  constexpr bool KEPT = WHOLE && LOADS == AT_ONCE;
-  wait_for(counter, n);
-  const u32 lane = thread_index() & 31;
-  // Bits of two halves at a time; what is infinite or NaN stays greatest.
-  auto greatest_two = [](const uint4& v) {
-    return __vmaxu2(__vmaxu2(v.x & 0x7fff7fff, v.y & 0x7fff7fff), __vmaxu2(v.z & 0x7fff7fff, v.w & 0x7fff7fff));
-  };
-  auto float_bits = [](u32 two) { return bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))); };
-  Step all = {};
-  uint4 v[AT_ONCE];
-  if constexpr (WHOLE) {
-    u32 two = 0;
-#pragma unroll 1
-    for (u32 first = 4 * thread_index(); KEPT || first < n; first += 4 * THREADS * AT_ONCE) {
-      look_for(v, [&](u32 i) { return first + 4 * THREADS * i < n ? from + first + 4 * THREADS * i : nullptr; });
-#pragma unroll
-      for (u32 i = 0; i < AT_ONCE; i++) two = __vmaxu2(two, greatest_two(v[i]));
-      if (KEPT) break;
-    }
-    leave_greatest(m, float_bits(two));
-    sync();
-    all = step_of_all(m);
-  }
-#pragma unroll 1
-  for (u32 first = 4 * thread_index(); first - 4 * lane < n; first += 4 * THREADS * AT_ONCE) {
-    auto word = [&](u32 i) { return first + 4 * THREADS * i; };
-    Step of[AT_ONCE];
-    if (!KEPT) look_for(v, [&](u32 i) { return word(i) < n ? from + word(i) : nullptr; });
-#pragma unroll
-    for (u32 i = 0; i < AT_ONCE; i++) {
-      if constexpr (WHOLE) {
-        of[i] = all;
-      } else {
-        u32 two = greatest_two(v[i]);
-#pragma unroll
-        for (u32 d = 1; d < 16; d *= 2) two = __vmaxu2(two, __shfl_xor_sync(ALL_LANES, two, d));
-        of[i] = step_of(float_bits(two));
-      }
-    }
-#pragma unroll
-    for (u32 i = 0; i < AT_ONCE; i++) {
-      if (word(i) >= n) break;
-      const u32 unit = shared_address(shared) + X + word(i) / 64 * X_UNIT;
-      const float x[2][4] = {{first_of(v[i].x), first_of(v[i].y), second_of(v[i].x), second_of(v[i].y)},
-                             {first_of(v[i].z), first_of(v[i].w), second_of(v[i].z), second_of(v[i].w)}};
-#pragma unroll
-      for (int h = 0; h < 2; h++) put_digits(unit, word(i) >> 3 & 7, (word(i) >> 1 & 3) + h, x[h], of[i].over);
-      if (!WHOLE && (lane & 15) == 0)
-        put_power(unit, EXPERTS && shared_out ? of[i].power * m.chosen()[2 * word(i) / INNER].share : of[i].power);
-    }
-  }
-  sync();
-}
 
 // Leaves words, as `leave_one` does: a thread a word, and counts them.
 template <class Leave> DEV void leave_words(u32 words_here, u32* counter, Leave&& leave_one) {
@@ -126,8 +58,8 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
   const Plan& plan = m.plan(PRODUCT);
   u32* const words = set_of(p, m) + layer * WORDS_OF_LAYER;
   const float* const bias = m.layers()[layer].product(PRODUCT).bias;
-  float factor = ADDS ? 1.0f : factor_of_norm(m, m.layers()[layer].eps[PRODUCT / 2]);
-  if (WHOLE) factor *= __uint_as_float(load_shared(shared_address(shared) + X + POWER));
+    // What output and down are added to; it is the first rank's.
+  const u32* const stream = words + (PRODUCT == 1 ? 0 : AT_MIDDLE);
   const u32 first = 16 * plan.first, pairs = 8 * plan.blocks;
   bool waits = true;
 #pragma unroll 1
@@ -152,12 +84,16 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
       const u32 of_all = row + (GATES && i & 8 ? INNER : 0);
       scales = __ldg(reinterpret_cast<const u32*>(p.scales[4 * layer + PRODUCT]) + of_all / 16 * 8 + of_all % 8);
     }
-    if (ADDS && there && (RANKS == 1 || p.rank == 0))
-      added.x += m.own()[place - first], added.y += m.own()[place - first + 1];
+    if (ADDS && there && (RANKS == 1 || p.rank == 0)) {
+      const float2 before = pair_of_stream(p, stream + place);
+      added.x += before.x, added.y += before.y;
+    }
     if (waits) sync();
     waits = false;
     if (i0 >= pairs) break;
-    float2 v = rows(m, PRODUCT, there ? i : 0);
+    float factor = ADDS ? 1.0f : factor_of_norm(m, m.layers()[layer].eps[PRODUCT / 2]);
+    if (WHOLE) factor *= m.all().step.power;
+    float2 v = rows(m, there ? i : 0);
     if (ROWS_SCALED) v.x *= low(scales), v.y *= high(scales);
     v.x = fmaf(v.x, factor, added.x), v.y = fmaf(v.y, factor, added.y);
     u32* const to = words + AT + place;
@@ -185,6 +121,21 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     const u32 here = min(32u, pairs - i0);
     if ((thread_index() & 31) == 0) count(words + COUNTER, ALONE ? here : INSIDE_MLP ? here / 2 : 2 * here);
   }
+}
+
+// What a product reads.
+DEV Input input_of(const Params& p, const Shared& m, u32 number, const Layer& layer) {
+  const u32 product = number & 3;
+  const u32* const words = set_of(p, m) + (number >> 2) * WORDS_OF_LAYER;
+  Input of{};
+  of.pairs = product & 1;
+  of.shared_out = product == 3;
+  of.words = words + (product == 0 ? 0 : product == 1 ? AT_ATTENDED : product == 2 ? AT_MIDDLE : AT_INNER);
+  of.counter = words + (product == 0 ? STREAM : product == 1 ? ATTENDED : product == 2 ? MIDDLE : INSIDE);
+  of.count = product == 1 ? ATTENDED_LENGTH / 2 : product == 3 ? WIDTH / 2 : HIDDEN;
+  of.norm = {layer.norms[product / 2], layer.norm_biases[product / 2], layer.eps[product / 2]};
+  of.router = product == 2 ? layer.router : nullptr;
+  return of;
 }
 
 // Brings what the layer will read besides weights into the second-level cache.
@@ -220,9 +171,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   if (threadIdx.x < 4 * 32) make_plan(m.plan(threadIdx.x / 32), threadIdx.x / 32);
   __syncthreads();
   if (threadIdx.x >= THREADS) {
+    registers_decrease<56>();
     bring(p.count, m);
     return;
   }
+  registers_increase<152>();
 
   const u32 step = p.state[0], position = min(*p.position, u32(p.positions) - 1);  // the limit guards memory
   if (threadIdx.x < WARPS) m.turns()[threadIdx.x] = 0;
@@ -263,19 +216,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   for (u32 number = 0; number < 4 * p.count; number++) {
     const u32 product = number & 3;
     const Layer& of = m.layers()[number >> 2];
-    {
-      const u32* const words = set_of(p, m) + (again(number) >> 2) * WORDS_OF_LAYER;
-      if (product & 1)
-        words_to_x(m, words + (product == 1 ? AT_ATTENDED : AT_INNER), words + (product == 1 ? ATTENDED : INSIDE),
-                   (product == 1 ? ATTENDED_LENGTH : WIDTH) / 2, product == 3);
-      else
-        norm(p, m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM),
-             {of.norms[product / 2], of.norm_biases[product / 2], of.eps[product / 2]}, product ? of.router : nullptr,
-             put_x);
-    }
+    const Input input = input_of(p, m, again(number), of);
+    wait_for_input(p, m, input);
     if (product == 0) prefetch(p, m, again(number) >> 2);
     if (EXPERTS && product == 2) choose(p, m, again(number) >> 2);
-    multiply(m, product, of);
+    multiply(p, m, product, of, input);
     const u32 layer = again(number) >> 2;
     switch (again(number) & 3) {
       case 0:
@@ -290,15 +235,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   }
   if (block_index() != 0) return;
   u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
-  norm(p, m, last, last + STREAM, {p.norm, p.norm_bias, p.eps}, nullptr, [&](u32 e, const float (&x)[4], Step) {
-    float* const to = at_shared<float>(X) + e;
-    to[0] = x[0], to[1] = x[1], to[2] = x[2], to[3] = x[3];
+  const Norm norm{p.norm, p.norm_bias, p.eps};
+  look_at_stream<true>(p, m, last, last + STREAM, norm, nullptr, [&](u32 place, const float (&x)[4]) {
+    const float factor = factor_of_norm(m, p.eps);
+    u32* const to = static_cast<u32*>(p.normed) + column_at(place) / 2;
+    to[0] = pair(x[0] * factor, x[2] * factor), to[4] = pair(x[1] * factor, x[3] * factor);
   });
-  const float factor = factor_of_norm(m, p.eps);
-  for (u32 i = thread_index(); i < HIDDEN / 2; i += THREADS) {
-    const float* const x = at_shared<float>(X) + (2 * i & ~15u) + (i & 3) * 4 + (i >> 2 & 1);
-    static_cast<u32*>(p.normed)[i] = pair(x[0] * factor, x[2] * factor);
-  }
   if (thread_index() == 0) {
     p.state[0] = m.step()[1] + 1;
     p.state[1] = Parts(m.step()[0], 0).count;

@@ -15,7 +15,7 @@ type Answer<T> = std::result::Result<T, Reason>;
 
 /// As in the source: warps that compute, warps that bring weights, rows that are multiplied together.
 pub(super) const WARPS: usize = 12;
-pub(super) const COPYING_WARPS: usize = 3;
+pub(super) const COPYING_WARPS: usize = 4;
 const ROWS: usize = STRIP / 4;
 /// Products of a layer: q, k, v; output; gate, up; down.
 pub const PRODUCTS: usize = 4;
@@ -327,14 +327,13 @@ impl Plan {
             let (paired, n) = if is_paired { (1, inner) } else { (0, shapes[at][0]) };
             (n / ROWS).div_ceil(self.blocks) << paired
         };
-        let most = (0..PRODUCTS).map(of_product).max().unwrap_or(0).next_multiple_of(8);
+        let most = (0..PRODUCTS).map(of_product).max().unwrap_or(0);
         let (plan, sums) = (8 + 8 * WARPS + 8 + 16 * most * kinds, 8 * (ROWS * WARPS + 8));
         // 128 columns of x: four digits of each, or a code, and their power of two or scale.
         let x_unit = if self.weights.quantized { STEP } else { 4 * STEP } + 16;
-        let x_and_sums = |at: usize| shapes[at][1] / STEP * x_unit + of_product(at) * sums;
-        let attended = WARPS * (group * head * 4 + 64);
-        let x = (0..PRODUCTS).map(x_and_sums).max().unwrap_or(0).max(attended).max(4 * self.sizes.hidden);
-        let rest = of_product(1) * 64 + 272 + 8 * pairs.max(2) + 32 * (head + 32) + 4 * head + (group + 2) * head * 4;
+        // Of each warp a stage's columns; what warps add up.
+        let x = (WARPS * self.steps * x_unit + most * sums).max(WARPS * (group * head * 4 + 64));
+        let rest = 272 + 8 * pairs.max(2) + 32 * (head + 32) + 4 * head + (group + 2) * head * 4;
         // A barrier, a token's experts, and what warps add up of a block's logits.
         let of_experts = self
             .mixture

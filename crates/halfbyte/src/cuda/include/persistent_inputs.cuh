@@ -1,0 +1,149 @@
+// What products of the persistent kernel read, as digits (fixed_point.cuh): the stream with a norm, or what attention
+// and the gate give, in pairs. A warp makes digits of the columns that it multiplies, a stage before the next: they are
+// spread over the product, and no block has all of them.
+#pragma once
+#include "output_function.cuh"
+#include "persistent_norms.cuh"
+
+// A product's input.
+struct Input {
+  bool pairs;  // or the stream
+  bool shared_out;  // pairs of experts, each of which has its share
+  const u32 *words, *counter;
+  u32 count;  // of words
+  Norm norm;  // of the stream
+  const void* router;  // of experts, or null
+};
+// Whether all of it is looked at before it is multiplied: x has one rule, or the norm or a choice needs all.
+DEV bool looks_at_all(const Input& of) {
+  return WHOLE || !of.pairs && (LAYER_NORM || EXPERTS && of.router != nullptr);
+}
+
+DEV u32 bits_of_magnitude(float v) { return __float_as_uint(v) & 0x7fffffff; }
+DEV u32 greatest_of(const float (&x)[4]) {
+  return max(max(bits_of_magnitude(x[0]), bits_of_magnitude(x[1])),
+             max(bits_of_magnitude(x[2]), bits_of_magnitude(x[3])));
+}
+// Two halves at a time; what is infinite or NaN stays greatest.
+DEV u32 greatest_pairs(const uint4& v) {
+  return __vmaxu2(__vmaxu2(v.x & 0x7fff7fff, v.y & 0x7fff7fff), __vmaxu2(v.z & 0x7fff7fff, v.w & 0x7fff7fff));
+}
+DEV u32 greatest_of_pair(u32 two) { return bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))); }
+
+// Waits for a product's input, and looks at all of it where that is needed.
+DEV void wait_for_input(const Params& p, const Shared& m, const Input& of) {
+  if (!looks_at_all(of)) {
+    wait_for(of.counter, of.count);
+    return;
+  }
+  u32 greatest = 0;
+  if (of.pairs) {
+    wait_for(of.counter, of.count);
+    constexpr u32 AT_ONCE = 4;
+    uint4 v[AT_ONCE];
+    u32 two = 0;
+#pragma unroll 1
+    for (u32 first = 4 * thread_index(); first < of.count; first += 4 * THREADS * AT_ONCE) {
+      look_for(v, [&](u32 i) {
+        return first + 4 * THREADS * i < of.count ? of.words + first + 4 * THREADS * i : nullptr;
+      });
+#pragma unroll
+      for (u32 i = 0; i < AT_ONCE; i++) two = __vmaxu2(two, greatest_pairs(v[i]));
+    }
+    greatest = greatest_of_pair(two);
+  } else {
+    look_at_stream<WHOLE || EXPERTS>(p, m, of.words, of.counter, of.norm, of.router, [&](u32, const float (&x)[4]) {
+      if (WHOLE) greatest = max(greatest, greatest_of(x));
+    });
+  }
+  if constexpr (WHOLE) {
+    greatest = __reduce_max_sync(ALL_LANES, greatest);
+    if ((thread_index() & 31) == 0) m.greatest()[thread_index() / 32] = greatest;
+    sync();
+    if (thread_index() == 0) {
+#pragma unroll
+      for (u32 w = 0; w < WARPS; w++) greatest = max(greatest, m.greatest()[w]);
+      m.all().step = step_of(greatest);
+    }
+  }
+  if (WHOLE || EXPERTS) sync();
+}
+
+// A lane's numbers of a stage's columns, on their way while the stage before is multiplied: of the stream four of each
+// step, of one rank after the other, each asked for when the one before is there; of pairs four words.
+struct InputColumns {
+  uint4 v[STEPS], sum[STEPS];
+  NormColumns norm[STEPS];
+  u32 first;  // the first step of columns
+  u32 rank;  // whose parts are on their way
+
+  __device__ __forceinline__ const u32* of_pairs(const Input& of) const {
+    const u32 i = 4 * (thread_index() & 31);
+    return STEPS == 2 || i < 64 ? of.words + 64 * first + i : nullptr;
+  }
+  __device__ __forceinline__ const u32* of_stream(const Input& of, u32 k) const {
+    return of.words + rank * HIDDEN + 128 * (first + k) + 4 * (thread_index() & 31);
+  }
+  __device__ __forceinline__ void ask(const Input& of) {
+#pragma unroll
+    for (u32 k = 0; k < STEPS; k++) v[k] = look_at_part(of_stream(of, k));
+  }
+  __device__ __forceinline__ void load(const Input& of, u32 step) {
+    first = step, rank = 0;
+    if (of.pairs) {
+      v[0] = of_pairs(of) ? look_at_four(of_pairs(of)) : make_uint4(0, 0, 0, 0);
+      return;
+    }
+    ask(of);
+#pragma unroll
+    for (u32 k = 0; k < STEPS; k++) norm[k].load(of.norm, 128 * (first + k) + 4 * (thread_index() & 31));
+  }
+  // While other work is done: adds a rank's parts, and asks for the next one's.
+  __device__ __forceinline__ void advance(const Params& p, const Input& of) {
+    if (RANKS == 1 || of.pairs || rank + 1 >= RANKS) return;
+    add_part(p, rank, sum, v, [&](u32 k) { return of_stream(of, k); });
+    rank++;
+    ask(of);
+  }
+  // Makes digits, to the units at `unit`. Gives what squares of the stream add up to.
+  __device__ __forceinline__ float put(const Params& p, const Shared& m, const Input& of, u32 unit) {
+    const u32 lane = thread_index() & 31;
+    if (of.pairs) {
+      while (of_pairs(of) && !there(v[0])) v[0] = look_at_four(of_pairs(of));
+      Step step;
+      if constexpr (WHOLE) {
+        step = m.all().step;
+      } else {
+        u32 two = greatest_pairs(v[0]);
+#pragma unroll
+        for (u32 d = 1; d < 16; d *= 2) two = __vmaxu2(two, __shfl_xor_sync(ALL_LANES, two, d));
+        step = step_of(greatest_of_pair(two));
+      }
+      if (STEPS == 1 && lane >= 16) return 0;
+      unit += lane / 16 * X_UNIT;
+      const float x[2][4] = {{first_of(v[0].x), first_of(v[0].y), second_of(v[0].x), second_of(v[0].y)},
+                             {first_of(v[0].z), first_of(v[0].w), second_of(v[0].z), second_of(v[0].w)}};
+#pragma unroll
+      for (int h = 0; h < 2; h++) put_digits(unit, lane >> 1 & 7, (2 * lane & 3) + h, x[h], step.over);
+      if (!WHOLE && (lane & 15) == 0) {
+        const u32 expert = EXPERTS && of.shared_out ? 128 * (first + lane / 16) / INNER : 0;
+        put_power(unit, EXPERTS && of.shared_out ? step.power * m.chosen()[expert].share : step.power);
+      }
+      return 0;
+    }
+#pragma unroll 1
+    while (rank + 1 < RANKS) advance(p, of);
+    add_part(p, rank, sum, v, [&](u32 k) { return of_stream(of, k); });
+    float squares = 0;
+#pragma unroll
+    for (u32 k = 0; k < STEPS; k++, unit += X_UNIT) {
+      if (!LAYER_NORM) squares += sum_of_squares(sum[k], 0);
+      float x[4];
+      norm[k].of(m, sum[k], x);
+      const Step step = WHOLE ? m.all().step : step_of(__reduce_max_sync(ALL_LANES, greatest_of(x)));
+      put_digits(unit, lane >> 2, lane & 3, x, step.over);
+      if (!WHOLE && lane == 0) put_power(unit, step.power);
+    }
+    return squares;
+  }
+};
