@@ -30,43 +30,50 @@ DEV u32 greatest_pairs(const uint4& v) {
 }
 DEV u32 greatest_of_pair(u32 two) { return bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))); }
 
-// Waits for a product's input, and looks at all of it where that is needed.
-DEV void wait_for_input(const Params& p, const Shared& m, const Input& of) {
+// Waits for a product's input, does what is to be done then, and looks at all of the input where that is needed.
+template <class Then> DEV void wait_for_input(const Params& p, const Shared& m, const Input& of, Then&& then) {
   if (!looks_at_all(of)) {
     wait_for(of.counter, of.count);
+    then();
     return;
   }
   u32 greatest = 0;
   if (of.pairs) {
     wait_for(of.counter, of.count);
-    constexpr u32 AT_ONCE = 4;
-    uint4 v[AT_ONCE];
+    then();
+    constexpr u32 QUADS = most(WIDTH, ATTENDED_LENGTH) / 8, ALL = (QUADS + THREADS - 1) / THREADS,
+                  LOADS = ALL < 6 ? ALL : 6;
+    uint4 v[LOADS];
     u32 two = 0;
 #pragma unroll 1
-    for (u32 first = 4 * thread_index(); first < of.count; first += 4 * THREADS * AT_ONCE) {
+    for (u32 first = 4 * thread_index(); first < of.count; first += 4 * THREADS * LOADS) {
       look_for(v, [&](u32 i) {
         return first + 4 * THREADS * i < of.count ? of.words + first + 4 * THREADS * i : nullptr;
       });
 #pragma unroll
-      for (u32 i = 0; i < AT_ONCE; i++) two = __vmaxu2(two, greatest_pairs(v[i]));
+      for (u32 i = 0; i < LOADS; i++) two = __vmaxu2(two, greatest_pairs(v[i]));
     }
     greatest = greatest_of_pair(two);
   } else {
-    look_at_stream<WHOLE || EXPERTS>(p, m, of.words, of.counter, of.norm, of.router, [&](u32, const float (&x)[4]) {
-      if (WHOLE) greatest = max(greatest, greatest_of(x));
-    });
+    look_at_stream<WHOLE || EXPERTS, false>(p, m, of.words, of.counter, of.norm, of.router, then,
+                                            [&](u32, const float (&x)[4]) {
+                                              if (WHOLE) greatest = max(greatest, greatest_of(x));
+                                            });
+    if (!WHOLE && LAYER_NORM) return;
   }
   if constexpr (WHOLE) {
     greatest = __reduce_max_sync(ALL_LANES, greatest);
     if ((thread_index() & 31) == 0) m.greatest()[thread_index() / 32] = greatest;
-    sync();
-    if (thread_index() == 0) {
-#pragma unroll
-      for (u32 w = 0; w < WARPS; w++) greatest = max(greatest, m.greatest()[w]);
-      m.all().step = step_of(greatest);
-    }
   }
-  if (WHOLE || EXPERTS) sync();
+  sync();
+  if constexpr (WHOLE) {
+    greatest = 0;
+#pragma unroll
+    for (u32 w = 0; w < WARPS; w++) greatest = max(greatest, m.greatest()[w]);
+    // Each warp leaves the same.
+    if ((thread_index() & 31) == 0) m.all().step = step_of(greatest);
+    __syncwarp();
+  }
 }
 
 // A lane's numbers of a stage's columns, on their way while the stage before is multiplied: of the stream four of each
@@ -114,10 +121,10 @@ struct InputColumns {
       if constexpr (WHOLE) {
         step = m.all().step;
       } else {
-        u32 two = greatest_pairs(v[0]);
-#pragma unroll
-        for (u32 d = 1; d < 16; d *= 2) two = __vmaxu2(two, __shfl_xor_sync(ALL_LANES, two, d));
-        step = step_of(greatest_of_pair(two));
+        const u32 two = greatest_pairs(v[0]), own = max(two & 0xffff, two >> 16);
+        const u32 lower = __reduce_max_sync(ALL_LANES, lane < 16 ? own : 0),
+                  upper = __reduce_max_sync(ALL_LANES, lane < 16 ? 0 : own);
+        step = step_of(bits_of_magnitude(first_of(lane < 16 ? lower : upper)));
       }
       if (STEPS == 1 && lane >= 16) return 0;
       unit += lane / 16 * X_UNIT;

@@ -67,8 +67,8 @@ DEV float sum_of_squares(const uint4& v, float mean) {
                       __uint_as_float(v.w) - mean};
   return x[0] * x[0] + x[1] * x[1] + (x[2] * x[2] + x[3] * x[3]);
 }
-// Of the stream's numbers, or of their squares less the mean's: the sum over all threads.
-template <bool SQUARES> DEV float sum_of_stream(float* of_warps, const uint4 (&v)[LOADS_OF_STREAM], float mean) {
+// Of the stream's numbers, or of their squares less the mean's: what each warp has of the sum.
+template <bool SQUARES> DEV void leave_sum(float* of_warps, const uint4 (&v)[LOADS_OF_STREAM], float mean) {
   float sum = 0;
 #pragma unroll
   for (u32 i = 0; i < LOADS_OF_STREAM; i++) {
@@ -79,15 +79,14 @@ template <bool SQUARES> DEV float sum_of_stream(float* of_warps, const uint4 (&v
   }
   sum = warp_sum(sum);
   if ((thread_index() & 31) == 0) of_warps[thread_index() / 32] = sum;
-  sync();
-  return sum_of_warps(of_warps);
 }
-// All threads look at the whole stream, when it is counted: what a norm divides by is known then, and what it takes
-// off. Where columns are NEEDED, `each` gets the place of four and what the norm makes of them. `router`: of experts,
-// whose logits this block has some of, or null.
-template <bool NEEDED, class Each>
+// All threads look at the whole stream, when it is counted, and leave what its norm needs to know: the sum of squares,
+// or the mean and what is divided by. `then` is done as soon as it is counted. Where columns are NEEDED, `each` gets the
+// place of four and what the norm makes of them, of the LAST norm when the sum is known; a barrier follows otherwise.
+// `router`: of experts, whose logits this block has some of, or null.
+template <bool NEEDED, bool LAST, class Then, class Each>
 DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const u32* counter, const Norm& norm,
-                        const void* router, Each&& each) {
+                        const void* router, Then&& then, Each&& each) {
   constexpr u32 LOADS = LOADS_OF_STREAM;
   constexpr bool EARLY = NEEDED && LOADS <= (LAYER_NORM ? 4 : 8);  // where registers hold them beside the stream
   NormColumns early[EARLY ? LOADS : 1];
@@ -98,15 +97,20 @@ DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const
   RowsOfRouter rows;
   rows.load(router);
   wait_for(counter, HIDDEN);
+  then();
   look_for_stream(p, v, [&](u32 i) { return place(i) < HIDDEN ? from + place(i) : nullptr; });
   if constexpr (LAYER_NORM) {
-    const float mean = sum_of_stream<false>(m.reduce(), v, 0) / float(HIDDEN);
-    const float squares = sum_of_stream<true>(m.squares(), v, mean);
-    if (thread_index() == 0) m.all().mean = mean, m.all().factor = rsqrtf(squares / float(HIDDEN) + norm.eps);
+    leave_sum<false>(m.reduce(), v, 0);
     sync();
+    const float mean = sum_of_warps(m.reduce()) / float(HIDDEN);
+    leave_sum<true>(m.squares(), v, mean);
+    sync();
+    const float variance = sum_of_warps(m.squares()) / float(HIDDEN);
+    if (thread_index() == 0) m.all().mean = mean, m.all().factor = rsqrtf(variance + norm.eps);
   } else {
-    sum_of_stream<true>(m.reduce(), v, 0);
+    leave_sum<true>(m.reduce(), v, 0);
   }
+  if (LAYER_NORM || LAST) sync();
 #pragma unroll
   for (u32 i = 0; NEEDED && i < LOADS; i++) {
     if (place(i) >= HIDDEN) break;

@@ -103,9 +103,10 @@ DEV void bring(u32 count, const Shared& m) {
   }
 }
 
-// This warp's stages of a product with its input, to its sums. Digits of x stay in registers for all row blocks of a
+// This warp's stages of a product with its input, when that is there, to its sums. Digits of x stay in registers for all row blocks of a
 // stage's columns. A lane has the sums of two digits: of four lanes the first two have all, the others copies.
-DEV void multiply(const Params& p, const Shared& m, u32 product, const Layer& layer, const Input& input) {
+DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& layer, const Input& input) {
+  const u32 product = number & 3;
   const Plan& plan = m.plan(product);
   const u32 warp = thread_index() / 32, lane = thread_index() & 31;
   const u32 blocks = plan.blocks, run = plan.run[warp], start = plan.start[warp];
@@ -115,12 +116,15 @@ DEV void multiply(const Params& p, const Shared& m, u32 product, const Layer& la
   constexpr int PARTS = GROUPS ? GROUPS : 1;  // of a step, whose sums are scaled apart
   Sums* const sums = m.sums() + warp * 16 + (lane & 1) * 8 + (lane >> 2);
   const bool adds = (lane & 3) < 2;
-  for (u32 j = 0; j < blocks; j++)
-    if (adds) sums[j * SUMS_OF_BLOCK] = {0, 0};
   u32 j = start & 0xffff, left = (run >> 16) - (run & 0xffff);
   const u32 x = base + X + warp * X_OF_WARP;
   InputColumns columns;
-  if (left) columns.load(input, (start >> 16) * STEPS);
+  wait_for_input(p, m, input, [&] {
+    if (left) columns.load(input, (start >> 16) * STEPS);
+    for (u32 i = 0; i < blocks; i++)
+      if (adds) sums[i * SUMS_OF_BLOCK] = {0, 0};
+  });
+  if (EXPERTS && product == 2) choose(p, m, number >> 2);
   float squares = 0;
   u32 stage = m.turns()[warp] >> 1, phase = m.turns()[warp] & 1;
 #pragma unroll 1
@@ -142,11 +146,12 @@ DEV void multiply(const Params& p, const Shared& m, u32 product, const Layer& la
 #pragma unroll
         for (int g = 0; g < PARTS; g++) {
           const u32 ones[4] = {0x01010101, 0x01010101, 0x01010101, 0x01010101};
-          int (&sums)[4] = digit_sums[k][g];
+          int (&sums)[4] = digit_sums[k][g], others[4] = {0, 0, 0, 0};  // in turns, which need not wait for each other
           sums[0] = sums[1] = sums[2] = sums[3] = 0;
 #pragma unroll
           for (int h = 4 * g / PARTS; h < 4 * (g + 1) / PARTS; h++)
-            mma_sync_int8<true>(sums, ones, b[k][2 * h], b[k][2 * h + 1]);
+            mma_sync_int8<true>(h % 2 ? others : sums, ones, b[k][2 * h], b[k][2 * h + 1]);
+          sums[0] += others[0], sums[1] += others[1];
         }
       }
       if (!WHOLE) weight[k] = __uint_as_float(load_shared(unit + POWER)) * factor;
@@ -215,15 +220,16 @@ DEV void multiply(const Params& p, const Shared& m, u32 product, const Layer& la
             }
           }
       }
-      loads_before_copies();
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(empty + 8 * stage);
-      if (++stage == STAGES) stage = 0, phase ^= 1;
       if (adds) {
         Sums* const to = sums + j * SUMS_OF_BLOCK;
         const Sums before = *to;
         *to = {before.x + sum.x, before.y + sum.y};
       }
+      // All that was loaded of the stage is in what has just been stored, so no load is under way. (A fence would wait
+      // for the next columns too.)
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(empty + 8 * stage);
+      if (++stage == STAGES) stage = 0, phase ^= 1;
     }
     j = j == blocks ? 0 : j;
   }

@@ -11,23 +11,32 @@
 
 constexpr u32 MOST_LOOKS = 1 << 23;  // each takes most of a microsecond
 
-DEV void leave_at_rank(u32* p, float v) {
+// The bits of a word that is there.
+DEV u32 as_word(float v) {
   const u32 bits = __float_as_uint(v);
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(bits == NOT_YET ? 0x7fff7fffu : bits) : "memory");
+  return bits == NOT_YET ? 0x7fff7fffu : bits;
 }
-// This rank's parts of N words of the stream; the first one's place for rank 0 is `to`.
-template <u32 N> DEV void leave_parts(const Params& p, u32* to, const float (&v)[N]) {
+DEV void leave_at(u32* p, float v) {
+  if (RANKS == 1)
+    leave(p, __float_as_uint(v));
+  else
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(as_word(v)) : "memory");
+}
+DEV void leave_at(u32* p, float2 v) {
+  const u32 x = as_word(v.x), y = as_word(v.y);
+  if (RANKS == 1)
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(x), "r"(y) : "memory");
+  else
+    asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(x), "r"(y) : "memory");
+}
+// This rank's part of a word of the stream, or of two that lie together; the place for rank 0 is `to`.
+template <class Word> DEV void leave_part(const Params& p, u32* to, Word v) {
   if constexpr (RANKS == 1) {
-#pragma unroll
-    for (u32 i = 0; i < N; i++) leave(to + i, __float_as_uint(v[i]));
+    leave_at(to, v);
   } else {
     const u32 at = u32(to - p.words) + p.rank * HIDDEN;
 #pragma unroll 1
-    for (u32 r = 0; r < RANKS; r++) {
-      u32* const of_rank = p.of_ranks[r] + at;
-#pragma unroll
-      for (u32 i = 0; i < N; i++) leave_at_rank(of_rank + i, v[i]);
-    }
+    for (u32 r = 0; r < RANKS; r++) leave_at(p.of_ranks[r] + at, v);
   }
 }
 DEV uint4 look_at_part(const u32* p) {

@@ -113,7 +113,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
       if (there && !(i & 1)) leave(to, pair(one, other));
     } else if (there) {
       if (ADDS)
-        leave_parts(p, to, {v.x, v.y});
+        leave_part(p, to, v);
       else
         leave(to, __float_as_uint(v.x)), leave(to + 8, __float_as_uint(v.y));
     }
@@ -210,17 +210,14 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
       if (RANKS > 1 && own >= p.tokens) return 0.0f;
       return load_float(p.embedding, own * HIDDEN + 16 * rows.first + column_at(i), p.embedding_type);
     };
-    leave_words(16 * rows.blocks, set + STREAM, [&](u32 i) { leave_parts(p, set + 16 * rows.first + i, {of(i)}); });
+    leave_words(16 * rows.blocks, set + STREAM, [&](u32 i) { leave_part(p, set + 16 * rows.first + i, of(i)); });
   }
 #pragma unroll 1
   for (u32 number = 0; number < 4 * p.count; number++) {
     const u32 product = number & 3;
     const Layer& of = m.layers()[number >> 2];
-    const Input input = input_of(p, m, again(number), of);
-    wait_for_input(p, m, input);
-    if (product == 0) prefetch(p, m, again(number) >> 2);
-    if (EXPERTS && product == 2) choose(p, m, again(number) >> 2);
-    multiply(p, m, product, of, input);
+    if (product == 0) prefetch(p, m, number >> 2);
+    multiply(p, m, again(number), of, input_of(p, m, again(number), of));
     const u32 layer = again(number) >> 2;
     switch (again(number) & 3) {
       case 0:
@@ -236,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   if (block_index() != 0) return;
   u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
   const Norm norm{p.norm, p.norm_bias, p.eps};
-  look_at_stream<true>(p, m, last, last + STREAM, norm, nullptr, [&](u32 place, const float (&x)[4]) {
+  look_at_stream<true, true>(p, m, last, last + STREAM, norm, nullptr, [] {}, [&](u32 place, const float (&x)[4]) {
     const float factor = factor_of_norm(m, p.eps);
     u32* const to = static_cast<u32*>(p.normed) + column_at(place) / 2;
     to[0] = pair(x[0] * factor, x[2] * factor), to[4] = pair(x[1] * factor, x[3] * factor);
