@@ -84,9 +84,9 @@ struct InputColumns {
   u32 first;  // the first step of columns
   u32 rank;  // whose parts are on their way
 
-  __device__ __forceinline__ const u32* of_pairs(const Input& of) const {
+  __device__ __forceinline__ uint4 ask_for_pairs(const Input& of, u32 step) const {
     const u32 i = 4 * (thread_index() & 31);
-    return STEPS == 2 || i < 64 ? of.words + 64 * first + i : nullptr;
+    return STEPS == 2 || i < 64 ? look_at_four(of.words + 64 * step + i) : make_uint4(0, 0, 0, 0);
   }
   __device__ __forceinline__ const u32* of_stream(const Input& of, u32 k) const {
     return of.words + rank * HIDDEN + 128 * (first + k) + 4 * (thread_index() & 31);
@@ -95,15 +95,24 @@ struct InputColumns {
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++) v[k] = look_at_part(of_stream(of, k));
   }
-  __device__ __forceinline__ void load(const Input& of, u32 step) {
+  // A run's first columns; whether there are `more`.
+  __device__ __forceinline__ void load(const Input& of, u32 step, bool more) {
     first = step, rank = 0;
     if (of.pairs) {
-      v[0] = of_pairs(of) ? look_at_four(of_pairs(of)) : make_uint4(0, 0, 0, 0);
+      v[0] = ask_for_pairs(of, first);
+      if (STEPS == 2 && more) v[1] = ask_for_pairs(of, first + STEPS);
       return;
     }
     ask(of);
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++) norm[k].load(of.norm, 128 * (first + k) + 4 * (thread_index() & 31));
+  }
+  // The next columns of the run, when digits of the first ones are made.
+  __device__ __forceinline__ void next(const Input& of, bool more) {
+    if (STEPS != 2 || !of.pairs) return load(of, first + STEPS, more);
+    first += STEPS;
+    v[0] = v[1];
+    if (more) v[1] = ask_for_pairs(of, first + STEPS);
   }
   // While other work is done: adds a rank's parts, and asks for the next one's.
   __device__ __forceinline__ void advance(const Params& p, const Input& of) {
@@ -116,7 +125,7 @@ struct InputColumns {
   __device__ __forceinline__ float put(const Params& p, const Shared& m, const Input& of, u32 unit) {
     const u32 lane = thread_index() & 31;
     if (of.pairs) {
-      while (of_pairs(of) && !there(v[0])) v[0] = look_at_four(of_pairs(of));
+      while (!there(v[0])) v[0] = ask_for_pairs(of, first);
       Step step;
       if constexpr (WHOLE) {
         step = m.all().step;

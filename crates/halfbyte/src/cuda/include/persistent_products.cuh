@@ -120,7 +120,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
   const u32 x = base + X + warp * X_OF_WARP;
   InputColumns columns;
   wait_for_input(p, m, input, [&] {
-    if (left) columns.load(input, (start >> 16) * STEPS);
+    if (left) columns.load(input, (start >> 16) * STEPS, left > blocks - j);
     for (u32 i = 0; i < blocks; i++)
       if (adds) sums[i * SUMS_OF_BLOCK] = {0, 0};
   });
@@ -158,7 +158,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
     }
     const u32 end = min(blocks, j + left);
     left -= end - j;
-    if (left) columns.load(input, columns.first + STEPS);
+    if (left) columns.next(input, left > blocks);
 #pragma unroll 1
     for (; j < end; j++) {
       const u32 at = ring + stage * STAGE, quarter = OWN_SCALES ? 0 : row_block(plan, product, j) & 3;
