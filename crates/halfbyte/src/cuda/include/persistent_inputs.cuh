@@ -77,35 +77,37 @@ template <class Then> DEV void wait_for_input(const Params& p, const Shared& m, 
 }
 
 // A lane's numbers of a stage's columns, on their way while the stage before is multiplied: of the stream four of each
-// step, of one rank after the other, each asked for when the one before is there; of pairs four words.
+// step, of two ranks at a time; of pairs four words, and of the next stage's columns as many.
 struct InputColumns {
+  // Of pairs those of this stage and of the next. Of the stream parts of a rank, and what the ranks before it add up to,
+  // at first parts of rank 0.
   uint4 v[STEPS], sum[STEPS];
   NormColumns norm[STEPS];
   u32 first;  // the first step of columns
-  u32 rank;  // whose parts are on their way
+  u32 rank;  // whose parts `v` is
 
   __device__ __forceinline__ uint4 ask_for_pairs(const Input& of, u32 step) const {
     const u32 i = 4 * (thread_index() & 31);
     return STEPS == 2 || i < 64 ? look_at_four(of.words + 64 * step + i) : make_uint4(0, 0, 0, 0);
   }
-  __device__ __forceinline__ const u32* of_stream(const Input& of, u32 k) const {
-    return of.words + rank * HIDDEN + 128 * (first + k) + 4 * (thread_index() & 31);
-  }
-  __device__ __forceinline__ void ask(const Input& of) {
-#pragma unroll
-    for (u32 k = 0; k < STEPS; k++) v[k] = look_at_part(of_stream(of, k));
+  __device__ __forceinline__ const u32* of_stream(const Input& of, u32 of_rank, u32 k) const {
+    return of.words + of_rank * HIDDEN + 128 * (first + k) + 4 * (thread_index() & 31);
   }
   // A run's first columns; whether there are `more`.
   __device__ __forceinline__ void load(const Input& of, u32 step, bool more) {
-    first = step, rank = 0;
+    first = step, rank = 1;
     if (of.pairs) {
       v[0] = ask_for_pairs(of, first);
       if (STEPS == 2 && more) v[1] = ask_for_pairs(of, first + STEPS);
       return;
     }
-    ask(of);
 #pragma unroll
-    for (u32 k = 0; k < STEPS; k++) norm[k].load(of.norm, 128 * (first + k) + 4 * (thread_index() & 31));
+    for (u32 k = 0; k < STEPS; k++) sum[k] = look_at_part(of_stream(of, 0, k));
+#pragma unroll
+    for (u32 k = 0; k < STEPS; k++) {
+      if (RANKS > 1) v[k] = look_at_part(of_stream(of, 1, k));
+      norm[k].load(of.norm, 128 * (first + k) + 4 * (thread_index() & 31));
+    }
   }
   // The next columns of the run, when digits of the first ones are made.
   __device__ __forceinline__ void next(const Input& of, bool more) {
@@ -114,12 +116,19 @@ struct InputColumns {
     v[0] = v[1];
     if (more) v[1] = ask_for_pairs(of, first + STEPS);
   }
-  // While other work is done: adds a rank's parts, and asks for the next one's.
+  // Adds a rank's parts, and asks for the next one's.
+  __device__ __forceinline__ void add_next(const Params& p, const Input& of) {
+    if (rank == 1) wait_for_part(p, 0, sum, [&](u32 k) { return of_stream(of, 0, k); });
+    if (RANKS == 1) return;
+    wait_for_part(p, rank, v, [&](u32 k) { return of_stream(of, rank, k); });
+    add_part(sum, v);
+    if (RANKS == 2 || ++rank == RANKS) return;
+#pragma unroll
+    for (u32 k = 0; k < STEPS; k++) v[k] = look_at_part(of_stream(of, rank, k));
+  }
+  // While other work is done: the same, but for the last rank's.
   __device__ __forceinline__ void advance(const Params& p, const Input& of) {
-    if (RANKS == 1 || of.pairs || rank + 1 >= RANKS) return;
-    add_part(p, rank, sum, v, [&](u32 k) { return of_stream(of, k); });
-    rank++;
-    ask(of);
+    if (RANKS > 2 && !of.pairs && rank + 1 < RANKS) add_next(p, of);
   }
   // Makes digits, to the units at `unit`. Gives what squares of the stream add up to.
   __device__ __forceinline__ float put(const Params& p, const Shared& m, const Input& of, u32 unit) {
@@ -147,9 +156,9 @@ struct InputColumns {
       }
       return 0;
     }
+    add_next(p, of);
 #pragma unroll 1
-    while (rank + 1 < RANKS) advance(p, of);
-    add_part(p, rank, sum, v, [&](u32 k) { return of_stream(of, k); });
+    while (RANKS > 2 && rank < RANKS) add_next(p, of);
     float squares = 0;
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++, unit += X_UNIT) {

@@ -69,10 +69,8 @@ DEV uint4 add(const uint4& a, const uint4& b) {
   auto add = [](u32 a, u32 b) { return __float_as_uint(__uint_as_float(a) + __uint_as_float(b)); };
   return make_uint4(add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w));
 }
-// A rank's parts of N quads of words of the stream, when they are there, added to those of the ranks before; `at(i)` says
-// where they are, null for none.
-template <u32 N, class At>
-DEV void add_part(const Params& p, u32 rank, uint4 (&sum)[N], uint4 (&part)[N], At&& at) {
+// Waits for a rank's parts of N quads of words of the stream, which have been asked for; `at(i)` says where they are.
+template <u32 N, class At> DEV void wait_for_part(const Params& p, u32 rank, uint4 (&part)[N], At&& at) {
 #pragma unroll 1
   for (u32 looks = 1;; looks++) {
     bool all = true;
@@ -81,17 +79,27 @@ DEV void add_part(const Params& p, u32 rank, uint4 (&sum)[N], uint4 (&part)[N], 
       if (!there(part[i])) all = false, part[i] = look_at_part(at(i));
     if (all || RANKS > 1 && give_up(p, rank, looks)) break;
   }
-#pragma unroll
-  for (u32 i = 0; i < N; i++) sum[i] = rank == 0 ? part[i] : add(sum[i], part[i]);
 }
-// N quads of words of the stream, added up; `at(i)` says where those of rank 0 are, null for none.
+template <u32 N> DEV void add_part(uint4 (&sum)[N], const uint4 (&part)[N]) {
+#pragma unroll
+  for (u32 i = 0; i < N; i++) sum[i] = add(sum[i], part[i]);
+}
+// N quads of words of the stream, added up in the order of ranks; `at(i)` says where those of rank 0 are, null for none.
+// Two ranks' are on their way at a time.
 template <u32 N, class At> DEV void look_for_stream(const Params& p, uint4 (&sum)[N], At&& at) {
+  uint4 part[N];
+  auto ask = [&](u32 rank, uint4 (&to)[N]) {
 #pragma unroll
-  for (u32 rank = 0; rank < RANKS; rank++) {
-    uint4 part[N];
+    for (u32 i = 0; i < N; i++) to[i] = at(i) ? look_at_part(at(i) + rank * HIDDEN) : make_uint4(0, 0, 0, 0);
+  };
+  ask(0, sum);
+  if (RANKS > 1) ask(1, part);
+  wait_for_part(p, 0, sum, at);
 #pragma unroll
-    for (u32 i = 0; i < N; i++) part[i] = at(i) ? look_at_part(at(i) + rank * HIDDEN) : make_uint4(0, 0, 0, 0);
-    add_part(p, rank, sum, part, [&](u32 i) { return at(i) + rank * HIDDEN; });
+  for (u32 rank = 1; rank < RANKS; rank++) {
+    wait_for_part(p, rank, part, [&](u32 i) { return at(i) + rank * HIDDEN; });
+    add_part(sum, part);
+    if (rank + 1 < RANKS) ask(rank + 1, part);
   }
 }
 // Two words of the stream that lie together.
