@@ -15,9 +15,7 @@ struct Input {
   const void* router;  // of experts, or null
 };
 // Whether all of it is looked at before it is multiplied: x has one rule, or the norm or a choice needs all.
-DEV bool looks_at_all(const Input& of) {
-  return WHOLE || !of.pairs && (LAYER_NORM || EXPERTS && of.router != nullptr);
-}
+DEV bool looks_at_all(const Input& of) { return WHOLE || !of.pairs && (LAYER_NORM || EXPERTS && of.router != nullptr); }
 
 DEV u32 bits_of_magnitude(float v) { return __float_as_uint(v) & 0x7fffffff; }
 DEV u32 greatest_of(const float (&x)[4]) {
@@ -47,9 +45,8 @@ template <class Then> DEV void wait_for_input(const Params& p, const Shared& m, 
     u32 two = 0;
 #pragma unroll 1
     for (u32 first = 4 * thread_index(); first < of.count; first += 4 * THREADS * LOADS) {
-      look_for(v, [&](u32 i) {
-        return first + 4 * THREADS * i < of.count ? of.words + first + 4 * THREADS * i : nullptr;
-      });
+      look_for(
+          v, [&](u32 i) { return first + 4 * THREADS * i < of.count ? of.words + first + 4 * THREADS * i : nullptr; });
 #pragma unroll
       for (u32 i = 0; i < LOADS; i++) two = __vmaxu2(two, greatest_pairs(v[i]));
     }
@@ -119,12 +116,15 @@ struct InputColumns {
   // Adds a rank's parts, and asks for the next one's.
   __device__ __forceinline__ void add_next(const Params& p, const Input& of) {
     if (rank == 1) wait_for_part(p, 0, sum, [&](u32 k) { return of_stream(of, 0, k); });
-    if (RANKS == 1) return;
-    wait_for_part(p, rank, v, [&](u32 k) { return of_stream(of, rank, k); });
-    add_part(sum, v);
-    if (RANKS == 2 || ++rank == RANKS) return;
+    if constexpr (RANKS > 1) {
+      wait_for_part(p, rank, v, [&](u32 k) { return of_stream(of, rank, k); });
+      add_part(sum, v);
+    }
+    if constexpr (RANKS > 2) {
+      if (++rank == RANKS) return;
 #pragma unroll
-    for (u32 k = 0; k < STEPS; k++) v[k] = look_at_part(of_stream(of, rank, k));
+      for (u32 k = 0; k < STEPS; k++) v[k] = look_at_part(of_stream(of, rank, k));
+    }
   }
   // While other work is done: the same, but for the last rank's.
   __device__ __forceinline__ void advance(const Params& p, const Input& of) {

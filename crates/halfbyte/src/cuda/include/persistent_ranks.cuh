@@ -88,7 +88,7 @@ template <u32 N> DEV void add_part(uint4 (&sum)[N], const uint4 (&part)[N]) {
 // Two ranks' are on their way at a time.
 template <u32 N, class At> DEV void look_for_stream(const Params& p, uint4 (&sum)[N], At&& at) {
   uint4 part[N];
-  auto ask = [&](u32 rank, uint4 (&to)[N]) {
+  auto ask = [&](u32 rank, uint4(&to)[N]) {
 #pragma unroll
     for (u32 i = 0; i < N; i++) to[i] = at(i) ? look_at_part(at(i) + rank * HIDDEN) : make_uint4(0, 0, 0, 0);
   };

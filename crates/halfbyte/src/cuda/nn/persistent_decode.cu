@@ -58,7 +58,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
   const Plan& plan = m.plan(PRODUCT);
   u32* const words = set_of(p, m) + layer * WORDS_OF_LAYER;
   const float* const bias = m.layers()[layer].product(PRODUCT).bias;
-    // What output and down are added to; it is the first rank's.
+  // What output and down are added to; it is the first rank's.
   const u32* const stream = words + (PRODUCT == 1 ? 0 : AT_MIDDLE);
   const u32 first = 16 * plan.first, pairs = 8 * plan.blocks;
   bool waits = true;
@@ -171,11 +171,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   if (threadIdx.x < 4 * 32) make_plan(m.plan(threadIdx.x / 32), threadIdx.x / 32);
   __syncthreads();
   if (threadIdx.x >= THREADS) {
-    registers_decrease<56>();
+    registers_decrease<LAYER_NORM ? 32 : 56>();
     bring(p.count, m);
     return;
   }
-  registers_increase<152>();
+  registers_increase<LAYER_NORM ? 160 : 152>();
 
   const u32 step = p.state[0], position = min(*p.position, u32(p.positions) - 1);  // the limit guards memory
   if (threadIdx.x < WARPS) m.turns()[threadIdx.x] = 0;
@@ -233,11 +233,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   if (block_index() != 0) return;
   u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
   const Norm norm{p.norm, p.norm_bias, p.eps};
-  look_at_stream<true, true>(p, m, last, last + STREAM, norm, nullptr, [] {}, [&](u32 place, const float (&x)[4]) {
-    const float factor = factor_of_norm(m, p.eps);
-    u32* const to = static_cast<u32*>(p.normed) + column_at(place) / 2;
-    to[0] = pair(x[0] * factor, x[2] * factor), to[4] = pair(x[1] * factor, x[3] * factor);
-  });
+  look_at_stream<true, true>(
+      p, m, last, last + STREAM, norm, nullptr, [] {},
+      [&](u32 place, const float (&x)[4]) {
+        const float factor = factor_of_norm(m, p.eps);
+        u32* const to = static_cast<u32*>(p.normed) + column_at(place) / 2;
+        to[0] = pair(x[0] * factor, x[2] * factor), to[4] = pair(x[1] * factor, x[3] * factor);
+      });
   if (thread_index() == 0) {
     p.state[0] = m.step()[1] + 1;
     p.state[1] = Parts(m.step()[0], 0).count;
