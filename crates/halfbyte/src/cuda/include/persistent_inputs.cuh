@@ -1,6 +1,7 @@
 // What products of the persistent kernel read, as digits (fixed_point.cuh): the stream with a norm, or what attention
-// and the gate give, in pairs. A warp makes digits of the columns that it multiplies, a stage before the next: they are
-// spread over the product, and no block has all of them.
+// and the gate give, in pairs. A warp makes digits of the columns that it multiplies, stage by stage: no block waits
+// for all of them, or has room for all. Only where all of x has one rule (WHOLE), which all must be known for, are all
+// made at once.
 #pragma once
 #include "output_function.cuh"
 #include "persistent_norms.cuh"
@@ -17,16 +18,48 @@ struct Input {
 // Whether all of it is looked at before it is multiplied: x has one rule, or the norm or a choice needs all.
 DEV bool looks_at_all(const Input& of) { return WHOLE || !of.pairs && (LAYER_NORM || EXPERTS && of.router != nullptr); }
 
-DEV u32 bits_of_magnitude(float v) { return __float_as_uint(v) & 0x7fffffff; }
-DEV u32 greatest_of(const float (&x)[4]) {
-  return max(max(bits_of_magnitude(x[0]), bits_of_magnitude(x[1])),
-             max(bits_of_magnitude(x[2]), bits_of_magnitude(x[3])));
-}
 // Two halves at a time; what is infinite or NaN stays greatest.
 DEV u32 greatest_pairs(const uint4& v) {
   return __vmaxu2(__vmaxu2(v.x & 0x7fff7fff, v.y & 0x7fff7fff), __vmaxu2(v.z & 0x7fff7fff, v.w & 0x7fff7fff));
 }
 DEV u32 greatest_of_pair(u32 two) { return bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))); }
+
+// Pairs as four columns and four columns.
+DEV void columns_of_pairs(const uint4& v, float (&x)[2][4]) {
+  x[0][0] = first_of(v.x), x[0][1] = first_of(v.y), x[0][2] = second_of(v.x), x[0][3] = second_of(v.y);
+  x[1][0] = first_of(v.z), x[1][1] = first_of(v.w), x[1][2] = second_of(v.z), x[1][3] = second_of(v.w);
+}
+// Pairs to a WHOLE x; they are looked at once more where a thread has too many to keep.
+DEV void make_whole(const Shared& m, const Input& of) {
+  constexpr u32 QUADS = most(WIDTH, ATTENDED_LENGTH) / 8, ALL = (QUADS + THREADS - 1) / THREADS,
+                LOADS = ALL < 6 ? ALL : 6;
+  uint4 v[LOADS];
+  auto look_from = [&](u32 first) {
+    look_for(v,
+             [&](u32 i) { return first + 4 * THREADS * i < of.count ? of.words + first + 4 * THREADS * i : nullptr; });
+  };
+  u32 two = 0;
+#pragma unroll 1
+  for (u32 first = 4 * thread_index(); first < of.count; first += 4 * THREADS * LOADS) {
+    look_from(first);
+#pragma unroll
+    for (u32 i = 0; i < LOADS; i++) two = __vmaxu2(two, greatest_pairs(v[i]));
+  }
+  const Step rule = rule_of_all(m, greatest_of_pair(two));
+#pragma unroll 1
+  for (u32 first = 4 * thread_index(); first < of.count; first += 4 * THREADS * LOADS) {
+    if (LOADS < ALL) look_from(first);
+#pragma unroll
+    for (u32 i = 0; i < LOADS; i++) {
+      const u32 word = first + 4 * THREADS * i;
+      if (word >= of.count) break;
+      float x[2][4];
+      columns_of_pairs(v[i], x);
+#pragma unroll
+      for (u32 h = 0; h < 2; h++) put_of_all(2 * word + 4 * h, x[h], rule);
+    }
+  }
+}
 
 // Waits for a product's input, does what is to be done then, and looks at all of the input where that is needed.
 template <class Then> DEV void wait_for_input(const Params& p, const Shared& m, const Input& of, Then&& then) {
@@ -35,49 +68,22 @@ template <class Then> DEV void wait_for_input(const Params& p, const Shared& m, 
     then();
     return;
   }
-  u32 greatest = 0;
   if (of.pairs) {
     wait_for(of.counter, of.count);
     then();
-    constexpr u32 QUADS = most(WIDTH, ATTENDED_LENGTH) / 8, ALL = (QUADS + THREADS - 1) / THREADS,
-                  LOADS = ALL < 6 ? ALL : 6;
-    uint4 v[LOADS];
-    u32 two = 0;
-#pragma unroll 1
-    for (u32 first = 4 * thread_index(); first < of.count; first += 4 * THREADS * LOADS) {
-      look_for(
-          v, [&](u32 i) { return first + 4 * THREADS * i < of.count ? of.words + first + 4 * THREADS * i : nullptr; });
-#pragma unroll
-      for (u32 i = 0; i < LOADS; i++) two = __vmaxu2(two, greatest_pairs(v[i]));
-    }
-    greatest = greatest_of_pair(two);
+    make_whole(m, of);
   } else {
     look_at_stream<WHOLE || EXPERTS, false>(p, m, of.words, of.counter, of.norm, of.router, then,
-                                            [&](u32, const float (&x)[4]) {
-                                              if (WHOLE) greatest = max(greatest, greatest_of(x));
-                                            });
-    if (!WHOLE && LAYER_NORM) return;
-  }
-  if constexpr (WHOLE) {
-    greatest = __reduce_max_sync(ALL_LANES, greatest);
-    if ((thread_index() & 31) == 0) m.greatest()[thread_index() / 32] = greatest;
+                                            [](u32, const float (&)[4]) {});
   }
   sync();
-  if constexpr (WHOLE) {
-    greatest = 0;
-#pragma unroll
-    for (u32 w = 0; w < WARPS; w++) greatest = max(greatest, m.greatest()[w]);
-    // Each warp leaves the same.
-    if ((thread_index() & 31) == 0) m.all().step = step_of(greatest);
-    __syncwarp();
-  }
 }
 
 // A lane's numbers of a stage's columns, on their way while the stage before is multiplied: of the stream four of each
 // step, of two ranks at a time; of pairs four words, and of the next stage's columns as many.
 struct InputColumns {
-  // Of pairs those of this stage and of the next. Of the stream parts of a rank, and what the ranks before it add up to,
-  // at first parts of rank 0.
+  // Of pairs those of this stage and of the next. Of the stream parts of a rank, and what the ranks before it add up
+  // to, at first parts of rank 0.
   uint4 v[STEPS], sum[STEPS];
   NormColumns norm[STEPS];
   u32 first;  // the first step of columns
@@ -135,22 +141,17 @@ struct InputColumns {
     const u32 lane = thread_index() & 31;
     if (of.pairs) {
       while (!there(v[0])) v[0] = ask_for_pairs(of, first);
-      Step step;
-      if constexpr (WHOLE) {
-        step = m.all().step;
-      } else {
-        const u32 two = greatest_pairs(v[0]), own = max(two & 0xffff, two >> 16);
-        const u32 lower = __reduce_max_sync(ALL_LANES, lane < 16 ? own : 0),
-                  upper = __reduce_max_sync(ALL_LANES, lane < 16 ? 0 : own);
-        step = step_of(bits_of_magnitude(first_of(lane < 16 ? lower : upper)));
-      }
+      const u32 two = greatest_pairs(v[0]), own = max(two & 0xffff, two >> 16);
+      const u32 lower = __reduce_max_sync(ALL_LANES, lane < 16 ? own : 0),
+                upper = __reduce_max_sync(ALL_LANES, lane < 16 ? 0 : own);
+      const Step step = step_of(bits_of_magnitude(first_of(lane < 16 ? lower : upper)));
       if (STEPS == 1 && lane >= 16) return 0;
       unit += lane / 16 * X_UNIT;
-      const float x[2][4] = {{first_of(v[0].x), first_of(v[0].y), second_of(v[0].x), second_of(v[0].y)},
-                             {first_of(v[0].z), first_of(v[0].w), second_of(v[0].z), second_of(v[0].w)}};
+      float x[2][4];
+      columns_of_pairs(v[0], x);
 #pragma unroll
       for (int h = 0; h < 2; h++) put_digits(unit, lane >> 1 & 7, (2 * lane & 3) + h, x[h], step.over);
-      if (!WHOLE && (lane & 15) == 0) {
+      if ((lane & 15) == 0) {
         const u32 expert = EXPERTS && of.shared_out ? 128 * (first + lane / 16) / INNER : 0;
         put_power(unit, EXPERTS && of.shared_out ? step.power * m.chosen()[expert].share : step.power);
       }
@@ -165,9 +166,9 @@ struct InputColumns {
       if (!LAYER_NORM) squares += sum_of_squares(sum[k], 0);
       float x[4];
       norm[k].of(m, sum[k], x);
-      const Step step = WHOLE ? m.all().step : step_of(__reduce_max_sync(ALL_LANES, greatest_of(x)));
+      const Step step = step_of(__reduce_max_sync(ALL_LANES, greatest_of(x)));
       put_digits(unit, lane >> 2, lane & 3, x, step.over);
-      if (!WHOLE && lane == 0) put_power(unit, step.power);
+      if (lane == 0) put_power(unit, step.power);
     }
     return squares;
   }

@@ -67,6 +67,27 @@ DEV float sum_of_squares(const uint4& v, float mean) {
                       __uint_as_float(v.w) - mean};
   return x[0] * x[0] + x[1] * x[1] + (x[2] * x[2] + x[3] * x[3]);
 }
+DEV u32 bits_of_magnitude(float v) { return __float_as_uint(v) & 0x7fffffff; }
+DEV u32 greatest_of(const float (&x)[4]) {
+  return max(max(bits_of_magnitude(x[0]), bits_of_magnitude(x[1])),
+             max(bits_of_magnitude(x[2]), bits_of_magnitude(x[3])));
+}
+// The rule of a WHOLE x, from the greatest |x| that each thread has; a barrier for all.
+DEV Step rule_of_all(const Shared& m, u32 greatest) {
+  greatest = __reduce_max_sync(ALL_LANES, greatest);
+  if ((thread_index() & 31) == 0) m.greatest()[thread_index() / 32] = greatest;
+  sync();
+  greatest = 0;
+#pragma unroll
+  for (u32 w = 0; w < WARPS; w++) greatest = max(greatest, m.greatest()[w]);
+  const Step of = step_of(greatest);
+  if ((thread_index() & 31) == 0) m.all().step = of;  // the same of each warp
+  return of;
+}
+// Four columns of a WHOLE x that lie together, at a place of all.
+DEV void put_of_all(u32 place, const float (&x)[4], const Step& of) {
+  put_digits(shared_address(shared) + X + place / 128 * X_UNIT, place >> 4 & 7, place >> 2 & 3, x, of.over);
+}
 // Of the stream's numbers, or of their squares less the mean's: what each warp has of the sum.
 template <bool SQUARES> DEV void leave_sum(float* of_warps, const uint4 (&v)[LOADS_OF_STREAM], float mean) {
   float sum = 0;
@@ -81,9 +102,9 @@ template <bool SQUARES> DEV void leave_sum(float* of_warps, const uint4 (&v)[LOA
   if ((thread_index() & 31) == 0) of_warps[thread_index() / 32] = sum;
 }
 // All threads look at the whole stream, when it is counted, and leave what its norm needs to know: the sum of squares,
-// or the mean and what is divided by. `then` is done as soon as it is counted. Where columns are NEEDED, `each` gets the
-// place of four and what the norm makes of them, of the LAST norm when the sum is known; a barrier follows otherwise.
-// `router`: of experts, whose logits this block has some of, or null.
+// or the mean and what is divided by. `then` is done as soon as it is counted. Where columns are NEEDED, the router's
+// rows that this block has (null: none) are multiplied with them, and they become a WHOLE x; or, of the LAST norm,
+// `each` gets the place of four and what the norm makes of them, and the sum is known. A barrier must follow.
 template <bool NEEDED, bool LAST, class Then, class Each>
 DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const u32* counter, const Norm& norm,
                         const void* router, Then&& then, Each&& each) {
@@ -111,6 +132,7 @@ DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const
     leave_sum<true>(m.reduce(), v, 0);
   }
   if (LAYER_NORM || LAST) sync();
+  u32 greatest = 0;
 #pragma unroll
   for (u32 i = 0; NEEDED && i < LOADS; i++) {
     if (place(i) >= HIDDEN) break;
@@ -119,7 +141,21 @@ DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const
     float x[4];
     (EARLY ? early[EARLY ? i : 0] : late).of(m, v[i], x);
     rows.add(i, x);
-    each(place(i), x);
+    if (LAST) each(place(i), x);
+    if (WHOLE) {
+      greatest = max(greatest, greatest_of(x));
+      v[i] = make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
+    }
   }
   rows.leave(m);
+  if constexpr (WHOLE && !LAST) {
+    const Step of = rule_of_all(m, greatest);
+#pragma unroll
+    for (u32 i = 0; i < LOADS; i++) {
+      if (place(i) >= HIDDEN) break;
+      const float x[4] = {__uint_as_float(v[i].x), __uint_as_float(v[i].y), __uint_as_float(v[i].z),
+                          __uint_as_float(v[i].w)};
+      put_of_all(place(i), x, of);
+    }
+  }
 }

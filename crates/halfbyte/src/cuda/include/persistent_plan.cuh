@@ -187,11 +187,13 @@ struct OfAll {
   float mean, factor;
   Step step;
 };
-// Shared memory, as the host counts it: rings; x of warps, a stage's columns of each, and their sums behind that, or
-// sums of attention; the rest.
-constexpr u32 X_OF_WARP = STEPS * X_UNIT, SUMS_BYTES = MOST_BLOCKS * SUMS_OF_BLOCK * 8;
+// Shared memory, as the host counts it: rings; x, a stage's columns of each warp or a WHOLE one, and sums of warps
+// behind it, or sums of attention; the rest.
+constexpr u32 X_OF_WARP = STEPS * X_UNIT,
+              X_OF_ALL = WHOLE ? most(HIDDEN, most(ATTENDED_LENGTH, WIDTH)) / 128 * X_UNIT : WARPS * X_OF_WARP,
+              SUMS_BYTES = MOST_BLOCKS * SUMS_OF_BLOCK * 8;
 constexpr u32 HALVES = HEAD / 64, SLOTS = WARPS, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * HEAD * 4,
-              X_BYTES = most(WARPS * X_OF_WARP + SUMS_BYTES, OF_ATTENTION + 2 * SLOTS * 32);
+              X_BYTES = most(X_OF_ALL + SUMS_BYTES, OF_ATTENTION + 2 * SLOTS * 32);
 constexpr u32 X = WARPS * STAGES * STAGE, REDUCE = X + X_BYTES, ANGLES = REDUCE + 272,
               QUERIES = ANGLES + most(PAIRS, 2) * 8, KEY = QUERIES + 32 * QUERY_ROW, VALUE = KEY + 2 * HEAD,
               RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_GROUP + 2) * HEAD * 4,
@@ -207,7 +209,7 @@ struct Shared {
   __device__ __forceinline__ float* attended() const { return at_shared<float>(X); }
   __device__ __forceinline__ float* shifts() const { return at_shared<float>(X + OF_ATTENTION); }
   // Of a product: [row blocks][SUMS_OF_BLOCK].
-  __device__ __forceinline__ Sums* sums() const { return at_shared<Sums>(X + WARPS * X_OF_WARP); }
+  __device__ __forceinline__ Sums* sums() const { return at_shared<Sums>(X + X_OF_ALL); }
   __device__ __forceinline__ float* reduce() const { return at_shared<float>(REDUCE); }
   // Of the step: its position, how many were before it, where its set begins.
   __device__ __forceinline__ u32* step() const { return at_shared<u32>(REDUCE + 64); }

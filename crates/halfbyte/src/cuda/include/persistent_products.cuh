@@ -103,8 +103,9 @@ DEV void bring(u32 count, const Shared& m) {
   }
 }
 
-// This warp's stages of a product with its input, when that is there, to its sums. Digits of x stay in registers for all row blocks of a
-// stage's columns. A lane has the sums of two digits: of four lanes the first two have all, the others copies.
+// This warp's stages of a product with its input, when that is there, to its sums. Digits of x stay in registers for
+// all row blocks of a stage's columns. A lane has the sums of two digits: of four lanes the first two have all, the
+// others copies.
 DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& layer, const Input& input) {
   const u32 product = number & 3;
   const Plan& plan = m.plan(product);
@@ -117,10 +118,10 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
   Sums* const sums = m.sums() + warp * 16 + (lane & 1) * 8 + (lane >> 2);
   const bool adds = (lane & 3) < 2;
   u32 j = start & 0xffff, left = (run >> 16) - (run & 0xffff);
-  const u32 x = base + X + warp * X_OF_WARP;
+  u32 x = base + X + (WHOLE ? start >> 16 : warp) * X_OF_WARP;
   InputColumns columns;
   wait_for_input(p, m, input, [&] {
-    if (left) columns.load(input, (start >> 16) * STEPS, left > blocks - j);
+    if (!WHOLE && left) columns.load(input, (start >> 16) * STEPS, left > blocks - j);
     for (u32 i = 0; i < blocks; i++)
       if (adds) sums[i * SUMS_OF_BLOCK] = {0, 0};
   });
@@ -129,9 +130,11 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
   u32 stage = m.turns()[warp] >> 1, phase = m.turns()[warp] & 1;
 #pragma unroll 1
   while (left) {
-    const float of_columns = columns.put(p, m, input, x);
-    if (j == 0) squares += of_columns;  // once in a block
-    __syncwarp();
+    if constexpr (!WHOLE) {
+      const float of_columns = columns.put(p, m, input, x);
+      if (j == 0) squares += of_columns;  // once in a block
+      __syncwarp();
+    }
     u32 b[STEPS][8];
     int digit_sums[STEPS][PARTS][4];  // over the columns of a group: what zero points are multiplied by
     SumsOfDigits of_groups[STEPS];  // what factors of offsets are multiplied by
@@ -156,13 +159,14 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
       }
       if (!WHOLE) weight[k] = __uint_as_float(load_shared(unit + POWER)) * factor;
     }
+    if (WHOLE) x += X_OF_WARP;
     const u32 end = min(blocks, j + left);
     left -= end - j;
-    if (left) columns.next(input, left > blocks);
+    if (!WHOLE && left) columns.next(input, left > blocks);
 #pragma unroll 1
     for (; j < end; j++) {
       const u32 at = ring + stage * STAGE, quarter = OWN_SCALES ? 0 : row_block(plan, product, j) & 3;
-      columns.advance(p, input);
+      if (!WHOLE) columns.advance(p, input);
       mbarrier_wait(full + 8 * stage, phase);
       Sums sum = {0, 0};
       if constexpr (FORMS) {

@@ -84,8 +84,8 @@ template <u32 N> DEV void add_part(uint4 (&sum)[N], const uint4 (&part)[N]) {
 #pragma unroll
   for (u32 i = 0; i < N; i++) sum[i] = add(sum[i], part[i]);
 }
-// N quads of words of the stream, added up in the order of ranks; `at(i)` says where those of rank 0 are, null for none.
-// Two ranks' are on their way at a time.
+// N quads of words of the stream, added up in the order of ranks; `at(i)` says where those of rank 0 are, null for
+// none. Two ranks' are on their way at a time.
 template <u32 N, class At> DEV void look_for_stream(const Params& p, uint4 (&sum)[N], At&& at) {
   uint4 part[N];
   auto ask = [&](u32 rank, uint4(&to)[N]) {

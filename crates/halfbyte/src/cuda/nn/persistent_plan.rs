@@ -331,8 +331,11 @@ impl Plan {
         let (plan, sums) = (8 + 8 * WARPS + 8 + 16 * most * kinds, 8 * (ROWS * WARPS + 8));
         // 128 columns of x: four digits of each, or a code, and their power of two or scale.
         let x_unit = if self.weights.quantized { STEP } else { 4 * STEP } + 16;
-        // Of each warp a stage's columns; what warps add up.
-        let x = (WARPS * self.steps * x_unit + most * sums).max(WARPS * (group * head * 4 + 64));
+        // A stage's columns of each warp, or all where they have one rule; what warps add up.
+        let whole = self.weights.quantized && atom.has_rows();
+        let units =
+            if whole { shapes.map(|[_, k]| k / STEP).into_iter().fold(0, usize::max) } else { WARPS * self.steps };
+        let x = (units * x_unit + most * sums).max(WARPS * (group * head * 4 + 64));
         let rest = 272 + 8 * pairs.max(2) + 32 * (head + 32) + 4 * head + (group + 2) * head * 4;
         // A barrier, a token's experts, and what warps add up of a block's logits.
         let of_experts = self
