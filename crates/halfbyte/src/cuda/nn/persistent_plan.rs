@@ -471,7 +471,8 @@ pub(super) fn samples() -> Vec<Instance> {
     let plain = Gate { activation: Activation::GeluTanh, gated: false, clamp: None };
     let bloom = Steps { layer_norm: true, alibi: true, gate: plain };
     let sizes = |hidden, inner, count| Sizes { hidden, inner, heads: heads(count, count, 128), pairs: 0 };
-    let of_bloom = [(sizes(4096, 16384, 32), models[0].1), (sizes(1024, 4096, 16), models[6].1)]
+    let of_bloom = [(4096, 32, 0), (14336, 112, 0), (1024, 16, 6)]
+        .map(|(hidden, heads, weights)| (sizes(hidden, 4 * hidden, heads), models[weights].1))
         .map(|(sizes, weights)| with((sizes, weights, Float::F16), bloom, None));
     let a_quarter =
         with((sizes(14336, 14336, 28), models[0].1, Float::F16), bloom, None).and_then(|plan| plan.among(4).ok());
