@@ -2,9 +2,8 @@
 //
 // No fence is used: a release waits for the bulk copies in flight, and would stop a stream of weights.
 // Each word is written once a step, in a place of its own: a place for every layer. Before that the place holds
-// NOT_YET, which no result is. Readers take words by relaxed loads, and wait while they are NOT_YET. So a word says for
-// itself that it is there, and nothing rests on the order in which words of different places are seen. Counters tell
-// readers when to begin to look, and nothing more.
+// NOT_YET, which no result is. Readers take words by relaxed loads, and look again while they are NOT_YET. So a word
+// says for itself that it is there, and nothing rests on the order in which words of different places are seen.
 // There are two sets of places, used in turns by steps. A step resets the set of the step before, which has ended.
 // Ranks on other GPUs write into places too, and may be a step ahead: among them there are three sets.
 #pragma once
@@ -27,22 +26,25 @@ DEV uint4 look_at_four(const u32* p) {
 }
 DEV bool there(u32 v) { return v != NOT_YET; }
 DEV bool there(const uint4& v) { return v.x != NOT_YET && v.y != NOT_YET && v.z != NOT_YET && v.w != NOT_YET; }
-// N words, or quads of them, all asked for at once; `at(i)` says where, null for none.
-template <u32 N, class At> DEV void look_for(uint4 (&v)[N], At&& at) {
+DEV void look(u32& v, const u32* p) { v = look(p); }
+DEV void look(uint4& v, const u32* p) { v = look_at_four(p); }
+// N words, or quads of them, all asked for at once, then again all that are not there; `at(i)` says where, null for
+// none.
+template <u32 N, class Words, class At> DEV void look_for(Words (&v)[N], At&& at) {
 #pragma unroll
-  for (u32 i = 0; i < N; i++) v[i] = at(i) ? look_at_four(at(i)) : make_uint4(0, 0, 0, 0);
+  for (u32 i = 0; i < N; i++) {
+    v[i] = Words{};
+    if (at(i)) look(v[i], at(i));
+  }
+  bool all;
+#pragma unroll 1
+  do {
+    all = true;
 #pragma unroll
-  for (u32 i = 0; i < N; i++)
-    while (at(i) && !there(v[i])) v[i] = look_at_four(at(i));
-}
-template <u32 N, class At> DEV void look_for(u32 (&v)[N], At&& at) {
-#pragma unroll
-  for (u32 i = 0; i < N; i++) v[i] = at(i) ? look(at(i)) : 0;
-#pragma unroll
-  for (u32 i = 0; i < N; i++)
-    while (at(i) && !there(v[i])) v[i] = look(at(i));
+    for (u32 i = 0; i < N; i++)
+      if (!there(v[i])) all = false, look(v[i], at(i));
+  } while (!all);
 }
 DEV void leave(u32* p, u32 v) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v == NOT_YET ? 0x7fff7fffu : v) : "memory");
 }
-DEV void count(u32* p, u32 n) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(n) : "memory"); }

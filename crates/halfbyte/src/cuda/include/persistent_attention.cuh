@@ -283,7 +283,6 @@ DEV void join(const Params& p, const Shared& m, u32 layer_number) {
   float* const all = m.attended();
   u32* const set = set_of(p, m);
   u32* const words = set + again(layer_number) * WORDS_OF_LAYER;
-  u32* const counter = words + ATTENDED;
   constexpr u32 WORDS_OF_GROUP = G * HEAD / 2;
   u32* const attended = words + AT_ATTENDED + kv_head * WORDS_OF_GROUP;
   // Two columns of a head: the sums of all warps, shifted to the greatest score; that score; the weights' sum.
@@ -311,10 +310,11 @@ DEV void join(const Params& p, const Shared& m, u32 layer_number) {
     return sum;
   };
   if (parts.count == 1) {
-    leave_words(WORDS_OF_GROUP, counter, [&](u32 place) {
+#pragma unroll 1
+    for (u32 place = thread_index(); place < WORDS_OF_GROUP; place += THREADS) {
       const Sum all = sum_of(pair_at(place));
       leave(attended + place, pair(__fdividef(all.sum.x, all.over), __fdividef(all.sum.y, all.over)));
-    });
+    }
     return;
   }
   u32* const of_parts =
@@ -359,9 +359,6 @@ DEV void join(const Params& p, const Shared& m, u32 layer_number) {
       y += __shfl_xor_sync(ALL_LANES, y, d);
       over += __shfl_xor_sync(ALL_LANES, over, d);
     }
-    const bool leaves = there && other == 0;
-    if (leaves) leave(attended + place_of_pair(i), pair(x / over, y / over));
-    const u32 left = __popc(__ballot_sync(ALL_LANES, leaves));
-    if (lane == 0 && left) count(counter, left);
+    if (there && other == 0) leave(attended + place_of_pair(i), pair(x / over, y / over));
   }
 }

@@ -10,7 +10,7 @@
 struct Input {
   bool pairs;  // or the stream
   bool shared_out;  // pairs of experts, each of which has its share
-  const u32 *words, *counter;
+  const u32* words;
   u32 count;  // of words
   Norm norm;  // of the stream
   const void* router;  // of experts, or null
@@ -61,20 +61,19 @@ DEV void make_whole(const Shared& m, const Input& of) {
   }
 }
 
-// Waits for a product's input, does what is to be done then, and looks at all of the input where that is needed.
-template <class Then> DEV void wait_for_input(const Params& p, const Shared& m, const Input& of, Then&& then) {
+// Does `then` when all threads have ended what comes before, and looks at all of the input where that is needed.
+template <class Then> DEV void look_at_input(const Params& p, const Shared& m, const Input& of, Then&& then) {
   if (!looks_at_all(of)) {
-    wait_for(of.counter, of.count);
+    sync();
     then();
     return;
   }
   if (of.pairs) {
-    wait_for(of.counter, of.count);
+    sync();
     then();
     make_whole(m, of);
   } else {
-    look_at_stream<WHOLE || EXPERTS, false>(p, m, of.words, of.counter, of.norm, of.router, then,
-                                            [](u32, const float (&)[4]) {});
+    look_at_stream<WHOLE || EXPERTS, false>(p, m, of.words, of.norm, of.router, then, [](u32, const float (&)[4]) {});
   }
   sync();
 }

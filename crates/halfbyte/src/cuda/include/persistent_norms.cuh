@@ -5,13 +5,6 @@
 #include "persistent_ranks.cuh"
 #include "warp.cuh"
 
-// Waits until about all of n words are counted.
-DEV void wait_for(const u32* counter, u32 n) {
-  if (thread_index() == 0)
-    while (look(counter) + 1 < n) {
-    }
-  sync();
-}
 // Not behind what is waited for, where the compiler would put it.
 DEV float2 load_early(const float* p) {
   float2 v;
@@ -101,13 +94,13 @@ template <bool SQUARES> DEV void leave_sum(float* of_warps, const uint4 (&v)[LOA
   sum = warp_sum(sum);
   if ((thread_index() & 31) == 0) of_warps[thread_index() / 32] = sum;
 }
-// All threads look at the whole stream, when it is counted, and leave what its norm needs to know: the sum of squares,
-// or the mean and what is divided by. `then` is done as soon as it is counted. Where columns are NEEDED, the router's
-// rows that this block has (null: none) are multiplied with them, and they become a WHOLE x; or, of the LAST norm,
-// `each` gets the place of four and what the norm makes of them, and the sum is known. A barrier must follow.
+// All threads look at the whole stream and leave what its norm needs to know: the sum of squares, or the mean and what
+// is divided by. `then` is done before, when all threads have ended what comes before. Where columns are NEEDED, the
+// router's rows that this block has (null: none) are multiplied with them, and they become a WHOLE x; or, of the LAST
+// norm, `each` gets the place of four and what the norm makes of them, and the sum is known. A barrier must follow.
 template <bool NEEDED, bool LAST, class Then, class Each>
-DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const u32* counter, const Norm& norm,
-                        const void* router, Then&& then, Each&& each) {
+DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const Norm& norm, const void* router,
+                        Then&& then, Each&& each) {
   constexpr u32 LOADS = LOADS_OF_STREAM;
   constexpr bool EARLY = NEEDED && LOADS <= (LAYER_NORM ? 4 : 8);  // where registers hold them beside the stream
   NormColumns early[EARLY ? LOADS : 1];
@@ -117,7 +110,7 @@ DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const
   for (u32 i = 0; EARLY && i < LOADS; i++) early[EARLY ? i : 0].load(norm, place(i) < HIDDEN ? place(i) : 0);
   RowsOfRouter rows;
   rows.load(router);
-  wait_for(counter, HIDDEN);
+  sync();
   then();
   look_for_stream(p, v, [&](u32 i) { return place(i) < HIDDEN ? from + place(i) : nullptr; });
   if constexpr (LAYER_NORM) {

@@ -114,8 +114,7 @@ DEV u32 again(u32 v) {
 // after that; what the gate gives; what the router gives.
 constexpr u32 AT_QKV = RANKS * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH, AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2,
               AT_INNER = AT_MIDDLE + RANKS * HIDDEN, AT_LOGITS = AT_INNER + WIDTH / 2,
-              AT_COUNTERS = AT_LOGITS + (EXPERTS + 3) / 4 * 4, WORDS_OF_LAYER = AT_COUNTERS + 32;
-enum Counter : u32 { STREAM = AT_COUNTERS, QKV, ATTENDED, MIDDLE, INSIDE };
+              WORDS_OF_LAYER = AT_LOGITS + (EXPERTS + 3) / 4 * 4;
 // A part of attention: sums, then greatest scores, then weights.  Parts lie behind all layers.
 constexpr u32 PART = HEADS_OF_GROUP * (HEAD + 2), PARTS_OF_LAYER = KV_HEADS * MOST_PARTS * PART;
 

@@ -120,7 +120,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
   u32 j = start & 0xffff, left = (run >> 16) - (run & 0xffff);
   u32 x = base + X + (WHOLE ? start >> 16 : warp) * X_OF_WARP;
   InputColumns columns;
-  wait_for_input(p, m, input, [&] {
+  look_at_input(p, m, input, [&] {
     if (!WHOLE && left) columns.load(input, (start >> 16) * STEPS, left > blocks - j);
     for (u32 i = 0; i < blocks; i++)
       if (adds) sums[i * SUMS_OF_BLOCK] = {0, 0};

@@ -21,17 +21,6 @@
 #include "persistent_ranks.cuh"
 #include "warp.cuh"
 
-// Leaves words, as `leave_one` does: a thread a word, and counts them.
-template <class Leave> DEV void leave_words(u32 words_here, u32* counter, Leave&& leave_one) {
-#pragma unroll 1
-  for (u32 first = thread_index() & ~31u; first < words_here; first += THREADS) {
-    const u32 i = first + (thread_index() & 31);
-    if (i < words_here) leave_one(i);
-    __syncwarp();
-    if ((thread_index() & 31) == 0) count(counter, min(32u, words_here - first));
-  }
-}
-
 // A float of a type that is known when the kernel runs.
 DEV float load_float(const void* from, u64 at, u32 type) {
   if (type == 2) return static_cast<const float*>(from)[at];
@@ -47,14 +36,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
   // Gates and what they let through: in row blocks of their own, or of experts both in one. Or a function alone.
   constexpr bool INSIDE_MLP = PRODUCT == 2, GATES = INSIDE_MLP && PAIRED, GATES_BESIDE = INSIDE_MLP && EXPERTS,
                  ALONE = INSIDE_MLP && !GATED, ADDS = PRODUCT & 1;
-  constexpr u32 AT = PRODUCT == 0   ? AT_QKV
-                     : PRODUCT == 1 ? AT_MIDDLE
-                     : INSIDE_MLP   ? AT_INNER
-                                    : WORDS_OF_LAYER,
-                COUNTER = PRODUCT == 0   ? QKV
-                          : PRODUCT == 1 ? MIDDLE
-                          : INSIDE_MLP   ? INSIDE
-                                         : WORDS_OF_LAYER + STREAM;
+  constexpr u32 AT = PRODUCT == 0 ? AT_QKV : PRODUCT == 1 ? AT_MIDDLE : INSIDE_MLP ? AT_INNER : WORDS_OF_LAYER;
   const Plan& plan = m.plan(PRODUCT);
   u32* const words = set_of(p, m) + layer * WORDS_OF_LAYER;
   const float* const bias = m.layers()[layer].product(PRODUCT).bias;
@@ -117,9 +99,6 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
       else
         leave(to, __float_as_uint(v.x)), leave(to + 8, __float_as_uint(v.y));
     }
-    __syncwarp();
-    const u32 here = min(32u, pairs - i0);
-    if ((thread_index() & 31) == 0) count(words + COUNTER, ALONE ? here : INSIDE_MLP ? here / 2 : 2 * here);
   }
 }
 
@@ -131,7 +110,6 @@ DEV Input input_of(const Params& p, const Shared& m, u32 number, const Layer& la
   of.pairs = product & 1;
   of.shared_out = product == 3;
   of.words = words + (product == 0 ? 0 : product == 1 ? AT_ATTENDED : product == 2 ? AT_MIDDLE : AT_INNER);
-  of.counter = words + (product == 0 ? STREAM : product == 1 ? ATTENDED : product == 2 ? MIDDLE : INSIDE);
   of.count = product == 1 ? ATTENDED_LENGTH / 2 : product == 3 ? WIDTH / 2 : HIDDEN;
   of.norm = {layer.norms[product / 2], layer.norm_biases[product / 2], layer.eps[product / 2]};
   of.router = product == 2 ? layer.router : nullptr;
@@ -210,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
       if (RANKS > 1 && own >= p.tokens) return 0.0f;
       return load_float(p.embedding, own * HIDDEN + 16 * rows.first + column_at(i), p.embedding_type);
     };
-    leave_words(16 * rows.blocks, set + STREAM, [&](u32 i) { leave_part(p, set + 16 * rows.first + i, of(i)); });
+    for (u32 i = threadIdx.x; i < 16 * rows.blocks; i += THREADS) leave_part(p, set + 16 * rows.first + i, of(i));
   }
 #pragma unroll 1
   for (u32 number = 0; number < 4 * p.count; number++) {
@@ -234,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
   const Norm norm{p.norm, p.norm_bias, p.eps};
   look_at_stream<true, true>(
-      p, m, last, last + STREAM, norm, nullptr, [] {},
+      p, m, last, norm, nullptr, [] {},
       [&](u32 place, const float (&x)[4]) {
         const float factor = factor_of_norm(m, p.eps);
         u32* const to = static_cast<u32*>(p.normed) + column_at(place) / 2;

@@ -377,7 +377,7 @@ impl Plan {
     fn words_of_layer(&self) -> usize {
         let [[qkv, _], [_, attended], _, [_, width]] = self.shapes();
         let logits = self.mixture.map_or(0, |mixture| mixture.experts.next_multiple_of(4));
-        2 * self.ranks * self.sizes.hidden + qkv + attended / 2 + width / 2 + logits + 32
+        2 * self.ranks * self.sizes.hidden + qkv + attended / 2 + width / 2 + logits
     }
 
     /// Words of a set of places; as in the source.
