@@ -21,10 +21,16 @@ pub(crate) trait LoadDevice {
     /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
     fn projection(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Of<Self::Device>>;
 
-    /// Gates and what they let through as one product, for all experts of a layer together. None: such layers have no kernel,
-    /// and are packed as all others.
-    fn gated(&mut self, layers: [&StoredLinear<'_>; 2], act: Act) -> Result<Option<Of<Self::Device>>> {
-        let _ = (layers, act);
+    /// Gates and what they let through as one product that leaves `f(gate) · up`, of an MLP alone or for all experts of a layer together.
+    /// None: there is no kernel for it, or a slower one, and they are packed as all others.
+    fn gated(
+        &mut self,
+        layers: [&StoredLinear<'_>; 2],
+        act: Act,
+        mlp: &spec::FeedForward,
+        gates: Gates,
+    ) -> Result<Option<Of<Self::Device>>> {
+        let _ = (layers, act, mlp, gates);
         Ok(None)
     }
 
@@ -176,15 +182,24 @@ pub(crate) fn projection<L: LoadDevice>(
     loader: &mut Loader<'_>,
     device: &mut L,
 ) -> Result<Of<L::Device>> {
-    projection_of(layers, loader, device, false)
+    projection_of(layers, loader, device, None)
 }
 
-/// The same; `gated`: of a gate and what it lets through, as one product if there is a kernel for it.
+/// How gates are multiplied with what they let through: by the product of an MLP, by that of all experts of a layer, by a kernel of its
+/// own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gates {
+    Alone,
+    OfExperts,
+    Apart,
+}
+
+/// The same; of the gate of an MLP and what it lets through as one product if there is a kernel for it.
 fn projection_of<L: LoadDevice>(
     layers: &[(&LinearSpec, Cut)],
     loader: &mut Loader<'_>,
     device: &mut L,
-    gated: bool,
+    gated: Option<(&spec::FeedForward, Gates)>,
 ) -> Result<Of<L::Device>> {
     if let Some((floats, bias)) = loader.floats(layers, false) {
         return device.random(&floats, bias);
@@ -192,8 +207,8 @@ fn projection_of<L: LoadDevice>(
     let loaded = layers.iter().map(|(layer, cut)| loader.layer(&layer.name, layer.shape, cut));
     let loaded = loaded.collect::<Result<Vec<_>>>()?;
     let (act, prefix) = (loader.act(), &layers[0].0.name);
-    let together = match &loaded[..] {
-        [gate, up] if gated => device.gated([gate, up], act)?,
+    let together = match (&loaded[..], gated) {
+        ([gate, up], Some((mlp, gates))) => device.gated([gate, up], act, mlp, gates)?,
         _ => None,
     };
     let packed = match together {
@@ -250,17 +265,17 @@ fn layer_of<L: LoadDevice>(
     let [post_norm, mlp_norm, mlp_post_norm] =
         [&attention.post_norm, &mlp.norm, &mlp.post_norm].map(|norm| optional_norm(norm, spec.hidden, loader, device));
     let mlp = match &mlp.kind {
-        MlpKind::Dense(mlp) => Mlp::Dense(feed_forward(mlp, loader, device, shard, false)?),
+        MlpKind::Dense(mlp) => Mlp::Dense(feed_forward(mlp, loader, device, shard, Gates::Alone)?),
         MlpKind::Experts(experts) => {
-            let load = |loader: &mut Loader<'_>, device: &mut L, gated| {
-                let of = |mlp| feed_forward(mlp, loader, device, shard, gated);
+            let load = |loader: &mut Loader<'_>, device: &mut L, gates| {
+                let of = |mlp| feed_forward(mlp, loader, device, shard, gates);
                 experts.experts.iter().map(of).collect::<Result<Vec<_>>>()
             };
-            let mut all = load(loader, device, true)?;
+            let mut all = load(loader, device, Gates::OfExperts)?;
             if !device.agree(&all) {
                 // They are stored in several forms.
                 drop(all);
-                all = load(loader, device, false)?;
+                all = load(loader, device, Gates::Apart)?;
             }
             let LinearSpec { name, shape } = &experts.router;
             let router = device.projection(&[loader.router(name, *shape)?], loader.act(), name)?;
@@ -295,13 +310,13 @@ fn feed_forward<L: LoadDevice>(
     loader: &mut Loader<'_>,
     device: &mut L,
     shard: Shard,
-    gated: bool,
+    gates: Gates,
 ) -> Result<FeedForward<L::Device>> {
     let inner = loader.features(mlp, shard)?;
     let mut layers = shard::feed_forward(mlp, &inner, shard);
     let down = layers.split_off(mlp.up.len());
     Ok(FeedForward {
-        up: projection_of(&layers, loader, device, gated && mlp.is_gated())?,
+        up: projection_of(&layers, loader, device, (gates != Gates::Apart && mlp.is_gated()).then_some((mlp, gates)))?,
         down: projection(&down, loader, device)?,
         activation: mlp.activation,
         clamp: mlp.clamp,

@@ -52,6 +52,11 @@ pub(crate) trait Describe<D: ModelDevice>: Steps<D> {
     /// The sizes of a projection.
     fn product(&self, of: &D::Projection) -> Product;
 
+    /// Whether a projection leaves gates times what they let through.
+    fn is_gated(&self, _: &D::Projection) -> bool {
+        false
+    }
+
     /// Bytes of an element of the rows that a projection reads behind a norm or an activation; None: behind attention.
     fn input_bytes(&self, reader: Option<&D::Projection>, rows: usize) -> usize;
 }
@@ -188,7 +193,8 @@ where
             _ => "down",
         };
         let of_input = self.run.input_bytes((from != Slot::Attended).then_some(by), self.rows);
-        let cost = [bytes + self.rows * (k * of_input + n * F32), 2 * self.rows * n * k];
+        let of_row = if self.run.is_gated(by) { n / 2 * self.run.input_bytes(None, self.rows) } else { n * F32 };
+        let cost = [bytes + self.rows * (k * of_input + of_row), 2 * self.rows * n * k];
         self.timed(name, &What::Product { by, from }, cost, |run| run.project(by, from, to))?;
         match name {
             "o" => self.attended = true,
@@ -223,6 +229,9 @@ where
     }
 
     fn activate(&mut self, mlp: &FeedForward<D>) -> Result<()> {
+        if self.run.is_gated(&mlp.up) {
+            return self.run.activate(mlp);
+        }
         let of_input = self.run.input_bytes(Some(&mlp.down), self.rows);
         let bytes = self.rows * mlp.inner * (F32 * (1 + usize::from(mlp.gated)) + of_input);
         self.timed("activation", &What::Activate(mlp), [bytes, 0], |run| run.activate(mlp))

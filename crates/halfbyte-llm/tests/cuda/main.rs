@@ -432,7 +432,9 @@ fn a_profile_has_the_steps_of_the_cpu_and_leaves_the_text_as_reading_does() {
         let mut of_cpu = Session::new(&on_cpu, &cpu, 80).unwrap();
         // Several rows, then one; what is recorded before and behind them goes on from there.
         for some in [&tokens[..60], &tokens[60..61], &tokens[61..62]] {
-            let (got, want) = (session.profile(some).unwrap(), of_cpu.profile(some).unwrap());
+            let (got, mut want) = (session.profile(some).unwrap(), of_cpu.profile(some).unwrap());
+            // Products of codes gate what they leave.
+            want.steps.retain(|step| format.is_none() || step.name != "activation");
             assert_eq!(got.steps.len(), want.steps.len(), "{format:?}");
             for (got, want) in got.steps.iter().zip(&want.steps) {
                 assert_eq!((got.name, got.layer, got.rows, got.flop), (want.name, want.layer, want.rows, want.flop));

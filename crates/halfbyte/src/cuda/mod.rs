@@ -77,6 +77,7 @@ use cublaslt::Products;
 use driver::{Buffer, Context, Driver, Function, Module, Stream, View, ViewMut};
 use library::CUBLASLT;
 use matmul::KeptPlans;
+use nn::Gate;
 use rayon::prelude::*;
 use sources::{Arch, Instance};
 use std::collections::HashMap;
@@ -85,7 +86,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a device offers to kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Caps {
     /// The processor.
     pub arch: Arch,
@@ -106,6 +107,9 @@ pub struct Caps {
     pub rounded_weights: bool,
     /// The form of the weight's atoms in layout `cuda_wna16`; None: what its format alone says. Of the weight as well.
     pub atom: Option<Atom>,
+    /// What becomes of the weight's rows of gates and of what they let through, which take turns; None: rows are outputs. Of the weight
+    /// as well.
+    pub gate: Option<Gate>,
 }
 
 impl Caps {
@@ -120,6 +124,7 @@ impl Caps {
         cublaslt: true,
         rounded_weights: false,
         atom: None,
+        gate: None,
     };
 
     /// Clocks that memory takes to bring so many bytes to each multiprocessor; 0: unknown.
@@ -145,6 +150,7 @@ impl Caps {
             cublaslt,
             rounded_weights,
             atom,
+            gate: None,
         }
     }
 }
@@ -189,6 +195,7 @@ impl Gpu {
             cublaslt: library::is_there(&CUBLASLT, Some(context.driver().version().major)),
             rounded_weights: false,
             atom: None,
+            gate: None,
         };
         Self {
             products: Mutex::default(),

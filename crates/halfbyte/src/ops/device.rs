@@ -125,8 +125,12 @@ pub mod layers {
     pub trait Linear<D: Device>: Debug + Sized {
         /// Packs a weight; `x` is the type that activations will have, if that is known.
         fn pack(device: &D, w: Weight<'_>, x: Option<Float>) -> Result<Self>;
-        /// Outputs and length of the reduction.
+        /// Rows and length of the reduction.
         fn shape(&self) -> [usize; 2];
+        /// Outputs.
+        fn outputs(&self) -> usize {
+            self.shape()[0]
+        }
         /// Format; none if it is dense.
         fn format(&self) -> Option<Format>;
         /// Bytes that the weight takes.

@@ -179,13 +179,13 @@ impl<D: Device> Linear<D> {
 
     /// Multiplies.
     ///
-    /// *Shapes:* x `[m, k]`, y `[m, n]`, of any float type each. *Accuracy:* [`Linear::bound`]; the same input gives the same
-    /// bits, whatever the number of threads. NaN and infinity in x reach y. *Errors:* a length that does not fit, a problem that
+    /// *Shapes:* x `[m, k]`, y `[m, n]`, of any float type each; on a GPU `[m, n / 2]` where rows are gates and what they let through.
+    /// *Accuracy:* [`Linear::bound`], of the sums that gates multiply; the same input gives the same bits, whatever the number of threads. NaN and infinity in x reach y. *Errors:* a length that does not fit, a problem that
     /// no kernel serves; on a GPU another one than the weight lies on, memory that is short, or that grows while work is recorded.
     pub fn forward<'x, 'y>(&self, device: &D, x: impl Into<D::X<'x>>, m: usize, y: impl Into<D::Y<'y>>) -> Result<()> {
-        let (x, y, [n, k]) = (x.into(), y.into(), self.layer.shape());
-        check_matrix(OP, "x", [m, k], x.len())?;
-        check_matrix(OP, "y", [m, n], y.len())?;
+        let (x, y) = (x.into(), y.into());
+        check_matrix(OP, "x", [m, self.k()], x.len())?;
+        check_matrix(OP, "y", [m, self.layer.outputs()], y.len())?;
         self.layer.forward(device, x, m, y, self.activation).map_err(|error| error.of(OP))
     }
 }

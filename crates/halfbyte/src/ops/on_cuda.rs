@@ -136,6 +136,13 @@ impl layers::Linear<Cuda> for Linear {
         }
     }
 
+    fn outputs(&self) -> usize {
+        match &self.weight {
+            LinearWeight::Quantized(w) => w.outputs(),
+            LinearWeight::Dense(w) => w.shape()[0],
+        }
+    }
+
     fn format(&self) -> Option<Format> {
         match &self.weight {
             LinearWeight::Quantized(w) => Some(w.format()),

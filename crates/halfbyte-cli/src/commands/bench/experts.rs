@@ -160,7 +160,7 @@ fn pack(args: &Args, format: Format, cuda: &Cuda, copy: usize) -> Result<Weights
             StoredTensor::random(format.weight, [n, k], ((copy * args.experts + expert) * 3 + which) as u32)
         };
         let [gate, other] = [random(args.inner, args.hidden, 0)?, random(args.inner, args.hidden, 1)?];
-        up.push(packer.pack_gated(&gate, &other, format.act)?);
+        up.push(packer.pack_gated([&gate, &other], format.act, Gate::SWIGLU)?);
         down.push(packer.pack(&[&random(args.hidden, args.inner, 2)?], format.act, Float::F16)?);
     }
     Ok(Weights { up, down })
@@ -168,7 +168,7 @@ fn pack(args: &Args, format: Format, cuda: &Cuda, copy: usize) -> Result<Weights
 
 fn layer(args: &Args, Weights { up, down }: &Weights, cuda: &Cuda) -> Result<ExpertLayer> {
     let [up, down] = [up, down].map(|all| all.iter().map(|w| (w, None)).collect::<Vec<_>>());
-    let made = ExpertLayer::new(cuda.gpu(), cuda.stream(), [&up, &down], Gate::SWIGLU, args.top_k, Float::F16)?;
+    let made = ExpertLayer::new(cuda.gpu(), cuda.stream(), [&up, &down], args.top_k, Float::F16)?;
     let made = made.map_err(|why| {
         Failure::usage("no kernel multiplies these experts together", why.to_string(), "name another format or size")
     })?;

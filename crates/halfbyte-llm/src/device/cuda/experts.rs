@@ -34,10 +34,8 @@ pub(super) fn layer(
     let all = |of: fn(&FeedForward<OnCuda>) -> &Projection| -> Option<Vec<_>> {
         experts.iter().map(|mlp| of(mlp).single()).collect()
     };
-    let (Some(first), Some(up), Some(down)) = (experts.first(), all(|mlp| &mlp.up), all(|mlp| &mlp.down)) else {
-        return Ok(None);
-    };
-    Ok(ExpertLayer::new(cuda.gpu(), cuda.stream(), [&up, &down], gate_of(first), top_k, x)?.ok())
+    let (Some(up), Some(down)) = (all(|mlp| &mlp.up), all(|mlp| &mlp.down)) else { return Ok(None) };
+    Ok(ExpertLayer::new(cuda.gpu(), cuda.stream(), [&up, &down], top_k, x)?.ok())
 }
 
 /// Those of each mixture of a model, in order. Errors: memory is short, gated experts that no kernel multiplies.

@@ -9,18 +9,21 @@
 
 use super::kernels::Kernels;
 use super::projection::Projection;
+use super::run::function_of;
 use super::vocabulary::{Embedding as Rows, Vocabulary};
-use super::{OnCuda, experts};
-use crate::arch::spec::{RopeSpec, Spec};
-use crate::decoder::{FeedForward, LoadDevice};
+use super::{DEQUANTIZING_TOKENS, OnCuda, experts};
+use crate::arch::spec::{self, RopeSpec, Spec};
+use crate::decoder::{FeedForward, Gates, LoadDevice};
 use crate::device::rope::Rope;
 use crate::error::{Error, Result};
 use crate::load::{Embedding, Loader, alike};
 use crate::random::RandomFloats;
+use halfbyte::cuda::Caps;
 use halfbyte::cuda::driver::{Buffer, Sent, Stream};
-use halfbyte::cuda::matmul::{Grouped, Packed, Packer};
+use halfbyte::cuda::matmul::{Grouped, Packed, Packer, select};
 use halfbyte::cuda::nn::{self, Dense, FloatBuffer};
 use halfbyte::cuda::roofline::Roofline;
+use halfbyte::kernel::Problem;
 use halfbyte::ops::Linear;
 use halfbyte::{Act, Cuda, Float, Floats, Format, StoredTensor};
 use halfbyte_checkpoint::{StoredLinear, StoredWeight};
@@ -142,6 +145,13 @@ impl<'a> Loading<'a> {
     }
 }
 
+/// Whether weights of any number of rows are best made floats first, which leaves gates to another kernel.
+fn makes_floats(caps: &Caps, format: Format, x: Float, [n, k]: [usize; 2]) -> bool {
+    let caps = Caps { rounded_weights: true, ..*caps };
+    let problem = Problem { format: Some(format), x, y: Float::F32, m: DEQUANTIZING_TOKENS, n, k };
+    select(&caps, &problem, None).is_ok_and(|kernel| !kernel.packs)
+}
+
 fn codes<'a, 'b>(layer: &'a StoredLinear<'b>) -> Option<&'a StoredTensor<'b>> {
     if let StoredWeight::Quantized(codes) = &layer.weight { Some(codes) } else { None }
 }
@@ -160,7 +170,13 @@ impl LoadDevice for Loading<'_> {
         Ok(projection)
     }
 
-    fn gated(&mut self, layers: [&StoredLinear<'_>; 2], act: Act) -> Result<Option<Projection>> {
+    fn gated(
+        &mut self,
+        layers: [&StoredLinear<'_>; 2],
+        act: Act,
+        mlp: &spec::FeedForward,
+        gates: Gates,
+    ) -> Result<Option<Projection>> {
         let [Some(gate), Some(up)] = layers.map(codes) else { return Ok(None) };
         let shape = [gate.n() + up.n(), gate.k()];
         let format = Format { weight: gate.format(), act };
@@ -170,7 +186,11 @@ impl LoadDevice for Loading<'_> {
         if !alike || !in_order || Grouped::supports(&caps, format, self.activations, shape).is_err() {
             return Ok(None);
         }
-        let Ok(packed) = self.packer.pack_gated(gate, up, act) else { return Ok(None) };
+        if gates == Gates::Alone && makes_floats(&caps, format, self.activations, shape) {
+            return Ok(None);
+        }
+        let function = function_of(mlp.activation, true, mlp.clamp);
+        let Ok(packed) = self.packer.pack_gated([gate, up], act, function) else { return Ok(None) };
         let linear = Linear::of_packed(self.cuda, packed);
         let [of_gate, of_up] = layers.map(|layer| &layer.bias);
         let linear = match (of_gate, of_up) {
@@ -181,13 +201,15 @@ impl LoadDevice for Loading<'_> {
                 linear.with_bias(gates.zip(ups).flat_map(|(gate, up)| [gate, up].concat()).collect())?
             }
         };
-        Ok(Some(Projection::of(vec![linear])))
+        let projection = Projection::of_gates(linear, self.activations, gates == Gates::OfExperts);
+        self.kernels.want(self.cuda, &projection, self.activations);
+        Ok(Some(projection))
     }
 
     fn agree(&self, all: &[FeedForward<OnCuda>]) -> bool {
-        let of = |mlp: &FeedForward<OnCuda>| mlp.up.single().map(|(w, _)| (w.is_gated(), w.format(), w.shape()));
+        let of = |mlp: &FeedForward<OnCuda>| mlp.up.single().map(|(w, _)| (w.gate(), w.format(), w.shape()));
         let down = |mlp: &FeedForward<OnCuda>| mlp.down.single().map(|(w, _)| (w.layout(), w.format(), w.in_order()));
-        let is_gated = |mlp: &FeedForward<OnCuda>| of(mlp).is_some_and(|(gated, ..)| gated);
+        let is_gated = |mlp: &FeedForward<OnCuda>| of(mlp).is_some_and(|(gate, ..)| gate.is_some());
         let Some(first) = all.iter().find(|mlp| is_gated(mlp)) else { return true };
         all.iter().all(|mlp| of(mlp) == of(first) && down(mlp) == down(first))
             && experts::layer(self.cuda, all, 1, self.activations).is_ok_and(|layer| layer.is_some())

@@ -208,6 +208,15 @@ impl CudaModel {
         self.decoder.layers.iter().map(of_layer).max().unwrap_or(0)
     }
 
+    /// The longest vector that a product leaves for a kernel that gates or activates it.
+    fn ungated(&self) -> usize {
+        let mlps = self.decoder.layers.iter().flat_map(|layer| match &layer.mlp {
+            Mlp::Dense(mlp) => std::slice::from_ref(mlp),
+            Mlp::Experts(experts) => &experts.experts,
+        });
+        mlps.map(|mlp| &mlp.up).filter(|up| !up.is_gated()).map(Projection::n).max().unwrap_or(0)
+    }
+
     /// Its mixtures of experts.
     fn mixtures(&self) -> impl Iterator<Item = &Experts<OnCuda>> {
         self.decoder.layers.iter().filter_map(|layer| match &layer.mlp {

@@ -78,6 +78,10 @@ impl Describe<OnCuda> for Run<'_> {
         Product { n: of.n(), k: of.k(), bytes: of.bytes() }
     }
 
+    fn is_gated(&self, of: &Projection) -> bool {
+        of.is_gated()
+    }
+
     fn input_bytes(&self, reader: Option<&Projection>, rows: usize) -> usize {
         match reader.and_then(|reader| self.model.form_of_rows(reader, Slot::Normed, rows)) {
             Some(_) => 1,

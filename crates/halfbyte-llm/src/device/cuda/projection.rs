@@ -1,7 +1,7 @@
 //! Linear layers on a GPU.
 
-use crate::error::Result;
-use halfbyte::cuda::driver::{Buffer, FloatView};
+use crate::error::{Error, Result};
+use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut};
 use halfbyte::cuda::matmul::{Plans, QuantizedForm, QuantizedView};
 use halfbyte::cuda::nn::{self, Dense, StepProduct};
 use halfbyte::cuda::sources::Instance;
@@ -16,12 +16,22 @@ use std::sync::Arc;
 pub(crate) struct Projection {
     /// More than one only where the checkpoint stores them in different formats.
     parts: Vec<Linear<Cuda>>,
+    /// The type of what products leave.
+    y: Float,
+    /// Whether it is only multiplied together with all experts of a layer.
+    of_experts: bool,
 }
 
 impl Projection {
     /// Layers whose outputs lie side by side.
     pub(crate) fn of(parts: Vec<Linear<Cuda>>) -> Self {
-        Self { parts }
+        Self { parts, y: Float::F32, of_experts: false }
+    }
+
+    /// A layer of gates and what they let through, whose products leave one times the other in a type; of an expert only those with all of
+    /// its layer.
+    pub(crate) fn of_gates(layer: Linear<Cuda>, y: Float, of_experts: bool) -> Self {
+        Self { parts: vec![layer], y, of_experts }
     }
 
     /// Length of the reduction.
@@ -51,9 +61,9 @@ impl Projection {
         self.parts.iter().map(|part| Some((part.packed()?, part.bias()))).collect()
     }
 
-    /// Whether it is of gates and what they let through, for products with all experts of a layer only.
+    /// Whether its products leave gates times what they let through.
     pub(crate) fn is_gated(&self) -> bool {
-        self.single().is_some_and(|(packed, _)| packed.is_gated())
+        self.single().is_some_and(|(packed, _)| packed.gate().is_some())
     }
 
     /// Whether something is added to its outputs.
@@ -81,9 +91,9 @@ impl Projection {
     /// What its quantised parts are computed by, with x of a type: each part's shape and plans.
     pub(crate) fn plans(&self, cuda: &Cuda, x: Float) -> Result<Vec<(Problem, Arc<Plans>)>> {
         let mut plans = Vec::new();
-        for part in self.parts.iter().filter(|_| !self.is_gated()) {
-            if let Some(of_part) = part.plans(cuda, x, Float::F32)? {
-                let problem = Problem { format: part.format(), x, y: Float::F32, m: 1, n: part.n(), k: part.k() };
+        for part in self.parts.iter().filter(|_| !self.of_experts) {
+            if let Some(of_part) = part.plans(cuda, x, self.y)? {
+                let problem = Problem { format: part.format(), x, y: self.y, m: 1, n: part.n(), k: part.k() };
                 plans.push((problem, of_part));
             }
         }
@@ -100,7 +110,7 @@ impl Projection {
     pub(crate) fn kernel(&self, cuda: &Cuda, m: usize, x: Float) -> Result<String> {
         let mut kernels: Vec<&str> = Vec::new();
         for part in &self.parts {
-            let kernel = part.kernel(cuda, m, x, Float::F32)?;
+            let kernel = part.kernel(cuda, m, x, self.y)?;
             if !kernels.contains(&kernel) {
                 kernels.push(kernel);
             }
@@ -135,6 +145,20 @@ impl Projection {
                 let from = room.view().slice(0..m * columns.len());
                 nn::columns(cuda.gpu(), cuda.stream(), from, y.view_mut().slice(at..at + m * n), n, columns)?;
             }
+        }
+        Ok(())
+    }
+}
+
+impl Projection {
+    /// Multiplies, of gates and what they let through. Shapes: x `[m, k]`, y `[m, n / 2]`.
+    pub(crate) fn run_gated(&self, cuda: &Cuda, x: Input<'_>, m: usize, y: FloatViewMut<'_>) -> Result<()> {
+        let [part] = self.parts.as_slice() else {
+            return Err(Error::invalid("a gated MLP", "one product", self.parts.len().to_string()));
+        };
+        match x {
+            Input::Floats(x) => part.forward(cuda, x, m, y)?,
+            Input::Codes(x) => part.forward_rows(cuda, x, y)?,
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use halfbyte::cuda::nn::{
     self, AttentionWorkspace, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode, QuantizedNorm,
     StepOfText, Update,
 };
+use halfbyte::kernel::Activation;
 use std::ops::{ControlFlow, Range};
 
 /// What passes between the layers. All of it is allocated once and stays where it is, since recordings hold its addresses.
@@ -107,7 +108,7 @@ impl State {
             update: context.allocate(rows * hidden)?,
             qkv: context.allocate(rows * heads.row())?,
             attended: floats(heads.heads * heads.head_size)?,
-            up: context.allocate(rows * 2 * inner)?,
+            up: context.allocate(rows * model.ungated())?,
             inner: floats(inner)?,
             codes: forms.map(|form| QuantizedRows::allocate(gpu, form)).collect::<halfbyte::Result<_>>()?,
             part: context.allocate(rows * part)?,
@@ -370,6 +371,13 @@ impl Steps<OnCuda> for Run<'_> {
     fn project(&mut self, by: &Projection, from: Slot, to: Slot) -> Result<()> {
         let (m, codes) = (self.on.len(), self.codes.take());
         let state = &mut *self.state;
+        if by.is_gated() {
+            let x = match codes {
+                Some(at) => Input::Codes(state.codes[at].view(m)),
+                None => Input::Floats(state.normed.view(0..m * by.k())),
+            };
+            return by.run_gated(self.cuda, x, m, state.inner.view_mut(0..m * by.n() / 2));
+        }
         let x = match codes {
             Some(at) => Input::Codes(state.codes[at].view(m)),
             None => match from {
@@ -450,6 +458,11 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn activate(&mut self, mlp: &FeedForward<OnCuda>) -> Result<()> {
+        // What the product of gates leaves is quantised by that which reads it.
+        if mlp.up.is_gated() {
+            self.codes = None;
+            return Ok(());
+        }
         self.codes = self.codes_for(Some(&mlp.down), Slot::Inner);
         let (gpu, m, width, gate) = (self.cuda.gpu(), self.on.len(), mlp.inner, gate_of(mlp));
         let State { up, inner, codes, .. } = &mut *self.state;
@@ -473,8 +486,11 @@ impl Steps<OnCuda> for Run<'_> {
 
 /// What an MLP does between its products.
 pub(super) fn gate_of(mlp: &FeedForward<OnCuda>) -> Gate {
-    let clamp = mlp.clamp.map(|GateClamp { alpha, limit }| [alpha, limit]);
-    Gate { activation: mlp.activation, gated: mlp.gated, clamp }
+    function_of(mlp.activation, mlp.gated, mlp.clamp)
+}
+
+pub(super) fn function_of(activation: Activation, gated: bool, clamp: Option<GateClamp>) -> Gate {
+    Gate { activation, gated, clamp: clamp.map(|GateClamp { alpha, limit }| [alpha, limit]) }
 }
 
 /// What no decoder asks for.

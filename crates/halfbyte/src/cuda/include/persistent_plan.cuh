@@ -9,6 +9,8 @@ constexpr u32 HIDDEN = HB_HIDDEN, INNER = HB_INNER, HEADS = HB_HEADS, KV_HEADS =
 // Norms that take off the mean and have biases; scores that fall with the distance; MLPs of gates and what these let
 // through, or of a function alone (ACTIVATION).
 constexpr bool LAYER_NORM = HB_LAYER_NORM, ALIBI = HB_ALIBI, GATED = HB_GATED;
+// Of 16 rows of gate and up 8 are gates of the others, as of experts always; else all gates come first.
+constexpr bool BESIDE = HB_BESIDE;
 // Experts that the MLP of a layer consists of, 0: it is one; how many of them a token has; whether their shares are a
 // softmax of these alone; the type of the router, as `load_float` counts types. A token's experts lie side by side.
 constexpr u32 EXPERTS = HB_EXPERTS, CHOSEN = EXPERTS ? HB_CHOSEN : 1, ROUTER_TYPE = HB_ROUTER_TYPE;
@@ -46,7 +48,8 @@ static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTEN
               "whole stages");
 static_assert(HEAD == 64 || HEAD == 128, "heads of one or two runs of 64");
 static_assert(RANKS >= 1 && RANKS <= MOST_RANKS_OF_STEP, "ranks that a step knows");
-static_assert(GATED || !EXPERTS, "experts are gated");
+static_assert(GATED || !BESIDE, "gates beside others");
+static_assert(BESIDE || !EXPERTS, "gates of experts lie beside what they let through");
 static_assert(HEADS_OF_GROUP <= 8 && MOST_PARTS >= 1, "a column of B for each query head");
 
 struct Product {
@@ -119,16 +122,15 @@ constexpr u32 AT_QKV = RANKS * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH, AT_MID
 constexpr u32 PART = HEADS_OF_GROUP * (HEAD + 2), PARTS_OF_LAYER = KV_HEADS * MOST_PARTS * PART;
 
 extern __shared__ __align__(1024) u8 shared[];
-// Row blocks of a product, that of a pair counted once; stages of a row block; whether gate and up are such pairs. Of
-// experts a row block has 8 rows of both.
+// Row blocks of a product, that of a pair counted once; stages of a row block; whether gate and up are such pairs.
 struct Shape {
   u32 row_blocks, stages, paired;
 };
-constexpr bool PAIRED = GATED && !EXPERTS;
+constexpr bool PAIRED = GATED && !BESIDE;
 static __device__ constexpr Shape shape(u32 product) {
   return product == 0   ? Shape{QKV_LENGTH / 16, HIDDEN / (128 * STEPS), 0}
          : product == 1 ? Shape{HIDDEN / 16, ATTENDED_LENGTH / (128 * STEPS), 0}
-         : product == 2 ? Shape{EXPERTS ? WIDTH / 8 : INNER / 16, HIDDEN / (128 * STEPS), PAIRED}
+         : product == 2 ? Shape{BESIDE ? WIDTH / 8 : INNER / 16, HIDDEN / (128 * STEPS), PAIRED}
                         : Shape{HIDDEN / 16, WIDTH / (128 * STEPS), 0};
 }
 static __device__ constexpr u32 most(u32 a, u32 b) { return a > b ? a : b; }

@@ -295,7 +295,11 @@ pub(in crate::cuda) fn rows(
     out: ViewMut<'_, f32>,
 ) -> Result<()> {
     let [n, k] = w.shape();
-    if w.is_gated() || tokens.len().checked_mul(k) != Some(out.len()) || k > MOST_COLUMNS || tokens.len() > MOST_ROWS {
+    if w.gate().is_some()
+        || tokens.len().checked_mul(k) != Some(out.len())
+        || k > MOST_COLUMNS
+        || tokens.len() > MOST_ROWS
+    {
         let expected = format!("{} rows of {k} elements, not of gates", tokens.len());
         return Err(Error::invalid(OP, expected, format!("{} elements", out.len())));
     }

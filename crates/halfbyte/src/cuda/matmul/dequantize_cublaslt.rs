@@ -186,6 +186,9 @@ fn computes(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
     if layout == wna16::LAYOUT {
         wna16::atom(caps.atom, problem)?;
     }
+    if caps.gate.is_some() {
+        return refuse("leaves sums as they are, where rows are gates and what they let through".into());
+    }
     if !caps.cublaslt {
         return refuse("cuBLASLt was not found".into());
     }

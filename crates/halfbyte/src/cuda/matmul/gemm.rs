@@ -178,14 +178,14 @@ fn choose<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool) -> Ans
     let fastest = of(false)?;
     let invariant = T::INVARIANT_ROWS.map(|_| of(true)).transpose()?;
     let config = invariant.filter(|_| batch_invariant).unwrap_or(fastest);
-    Ok(Configuration::new(Chosen::<T> { config, given: false, held: caps.atom }))
+    Ok(Configuration::new(Chosen::<T> { config, given: false, held: caps.atom, gate: caps.gate }))
 }
 
 fn candidates<T: Gemm>(caps: &Caps, problem: &Problem) -> Answer<Vec<Configuration>> {
     let form = T::form(caps.atom, problem)?;
     let all = T::candidates(&form, problem.m, caps).into_iter();
     let covered = all.filter(|&config| covers::<T>(caps, &form, problem, config, false));
-    let given = |config| Configuration::new(Chosen::<T> { config, given: true, held: caps.atom });
+    let given = |config| Configuration::new(Chosen::<T> { config, given: true, held: caps.atom, gate: caps.gate });
     Ok(covered.map(given).collect())
 }
 

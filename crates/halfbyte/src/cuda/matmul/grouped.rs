@@ -176,25 +176,29 @@ fn time_of_weight(caps: &Caps, atom_bytes: usize, tile: usize, rows: f64) -> f64
     some * memory.max(computing) + others * (memory / 2.0).max(computing)
 }
 
-/// All configurations of a kernel for some forms, for the record of what kernels take: with gates where y is a half.
+/// All configurations of a kernel for some forms, for the record of what kernels take: with gates where y is a half, and then of a weight
+/// alone too. (With sums of codes, groups of 32 and y in halfs tiles of 128 rows spill 104 bytes, with a gate or without.)
 pub(super) fn samples<T: Gemm>(caps: &Caps, forms: &[Form]) -> Vec<Instance> {
     let of = |form: &Form| {
         let gate = (form.out != Float::F32).then_some(Gate::SWIGLU);
         let of_tile = |tile| instance(T::grouped_config(form, [tile, 28672, 4096], caps).0, form, gate);
-        T::grouped_tiles(form).into_iter().map(of_tile).collect::<Vec<_>>()
+        let alone = |m| {
+            let plain = T::config(form, [m, 28672, 4096], caps, false).instance(form, Activation::None);
+            with_output_function(plain, Activation::None, gate)
+        };
+        let rows = [1, 16, 64, 128, 1024].into_iter().filter(|_| gate.is_some() && !form.terms.sums);
+        T::grouped_tiles(form).into_iter().map(of_tile).chain(rows.map(alone)).collect::<Vec<_>>()
     };
     forms.iter().flat_map(of).collect()
 }
 
 impl Grouped {
     /// Of weights of one shape and format, each with its bias, for x of a type; or why there is no kernel for them: it takes sm_80, codes
-    /// with half scales and no offsets, columns in order, a multiple of 8 of them, and weights that are all gated, or none. A gate is given where they
-    /// are.
+    /// with half scales and no offsets, columns in order, a multiple of 8 of them, and weights that all have the same gate, or none.
     pub fn new(
         gpu: &Gpu,
         stream: &Stream,
         weights: &[(&Packed, Option<View<'_, f32>>)],
-        gate: Option<Gate>,
         x: Float,
     ) -> Result<Answer<Self>> {
         let refuse = |why: &str| Ok(Err(Reason(why.into())));
@@ -204,14 +208,15 @@ impl Grouped {
         if of_first.atom().is_wide() {
             return refuse("takes weights with half scales, without offsets, in groups of 32 or more");
         }
+        let gate = first.gate();
         let mut all = Vec::new();
         for (w, bias) in weights {
             let Packed::Wna16(of) = w else { return refuse("takes weights in layout cuda_wna16") };
             if w.shape() != first.shape() || w.format() != first.format() || of.atom() != of_first.atom() {
                 return refuse("takes weights of one shape and format");
             }
-            if of.is_gated() != gate.is_some() || gate.is_some_and(|gate| !gate.gated) {
-                return refuse("takes gates for weights that are packed with them");
+            if w.gate() != gate {
+                return refuse("takes weights that all have the same gate, or none");
             }
             if !w.in_order() {
                 return refuse("takes weights whose columns lie in order");
@@ -232,7 +237,7 @@ impl Grouped {
         }
         let y = if gate.is_some() { x } else { Float::F32 };
         let problem = Problem { format: Some(first.format()), x, y, m: 1, n, k };
-        let outputs = if gate.is_some() { n / 2 } else { n };
+        let outputs = first.outputs();
         first_kernel!(
             &gpu.caps(),
             &problem,

@@ -60,6 +60,7 @@ pub use wna16::Weights as Wna16Weights;
 pub(in crate::cuda) use plans::KeptPlans;
 
 use super::driver::{FloatView, FloatViewMut, Stream, View};
+use super::nn::Gate;
 use super::sources::{Arch, Instance};
 use super::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -80,7 +81,7 @@ pub enum Packed {
 }
 
 impl Packed {
-    /// Outputs and length of the reduction.
+    /// Rows and length of the reduction.
     pub fn shape(&self) -> [usize; 2] {
         match self {
             Packed::Plain(w) => w.shape(),
@@ -126,9 +127,18 @@ impl Packed {
         }
     }
 
-    /// Whether it is of gates and what they let through, as [`Packer::pack_gated`] leaves them: for [`Grouped`] products only.
-    pub fn is_gated(&self) -> bool {
-        matches!(self, Packed::Wna16(w) if w.is_gated())
+    /// What becomes of rows of gates and of what they let through, where it is packed of these ([`Packer::pack_gated`]).
+    pub fn gate(&self) -> Option<Gate> {
+        match self {
+            Packed::Plain(_) => None,
+            Packed::Wna16(w) => w.gate(),
+        }
+    }
+
+    /// Outputs: its rows, or half of them where each gate has its other.
+    pub fn outputs(&self) -> usize {
+        let [n, _] = self.shape();
+        if self.gate().is_some() { n / 2 } else { n }
     }
 
     /// Allows products with y finer than x to round its weights to the type of x, once, if all lie within the range of f16; says
@@ -167,7 +177,7 @@ impl Packed {
 pub struct Epilogue<'a> {
     /// Added to every row, `[n]`.
     pub bias: Option<View<'a, f32>>,
-    /// Applied last.
+    /// Applied last; none where weights have a gate.
     pub activation: Activation,
 }
 
@@ -182,7 +192,7 @@ pub struct Call<'a> {
     pub w: &'a Packed,
     /// What happens to the sums.
     pub epilogue: Epilogue<'a>,
-    /// Output `[m, n]`.
+    /// Output `[m, n]`, of [`Packed::outputs`].
     pub y: FloatViewMut<'a>,
     /// What kernels that need it work in, of at least [`workspace_bytes`].
     pub workspace: Option<&'a mut Workspace>,
@@ -373,9 +383,7 @@ fn serving(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<Configuration>
 
 fn check_lengths(call: &Call<'_>) -> Result<()> {
     let ([n, k], m) = (call.w.shape(), call.m);
-    if call.w.is_gated() {
-        return Err(Error::invalid(OP, "weights whose rows are outputs", "gates and others in turn"));
-    }
+    check_gate(call.w, &call.epilogue)?;
     let fits = |what: &str, [rows, columns]: [usize; 2], len: usize| {
         if rows.checked_mul(columns) == Some(len) {
             return Ok(());
@@ -383,9 +391,17 @@ fn check_lengths(call: &Call<'_>) -> Result<()> {
         Err(Error::invalid(OP, format!("{what} of {rows} × {columns}"), format!("{len} elements")))
     };
     fits("x", [m, k], call.x.len())?;
-    fits("y", [m, n], call.y.len())?;
+    fits("y", [m, call.w.outputs()], call.y.len())?;
     if let Some(bias) = call.epilogue.bias {
         fits("a bias", [1, n], bias.len())?;
+    }
+    Ok(())
+}
+
+/// Error: an activation function besides that of gates.
+fn check_gate(w: &Packed, epilogue: &Epilogue<'_>) -> Result<()> {
+    if w.gate().is_some() && epilogue.activation != Activation::None {
+        return Err(Error::invalid(OP, "no activation after gates", format!("{:?}", epilogue.activation)));
     }
     Ok(())
 }

@@ -24,6 +24,7 @@ use super::{KERNELS, Kernel, Packed};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, Launch, Sent, Stream, Uploader};
 use crate::cuda::nn::FloatBuffer;
+use crate::cuda::nn::Gate;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
@@ -184,18 +185,21 @@ impl<'a> Packer<'a> {
         (kernel.pack)(self, Whole::of(parts)?.checked()?, parts, act)
     }
 
-    /// Packs gates and what they let through for products that multiply the two ([`super::Grouped`]): of each sixteen rows eight are of
-    /// the one, eight of the other.
+    /// Packs gates and what they let through for products that leave `f(gate) · up`: of each sixteen rows eight are of the one, eight of
+    /// the other.
     ///
     /// Errors: tensors that differ in shape, format or group index; outputs that eight does not divide; no such product has a kernel
-    /// for the format; memory is short.
-    pub fn pack_gated(&mut self, gate: &StoredTensor<'_>, up: &StoredTensor<'_>, act: Act) -> Result<Packed> {
+    /// for the format; a function without a gate; memory is short.
+    pub fn pack_gated(&mut self, [gate, up]: [&StoredTensor<'_>; 2], act: Act, function: Gate) -> Result<Packed> {
         let (parts, whole) = ([gate, up], Whole::of(&[gate, up])?.checked()?);
         if gate.n() != up.n() || !gate.n().is_multiple_of(EIGHT) {
             let expected = "gates, and as many others, a multiple of 8";
             return Err(Error::invalid(OP, expected, format!("{} and {}", gate.n(), up.n())));
         }
-        Ok(Packed::Wna16(Weights::new(self, Whole { gated: true, ..whole }, &parts, act)?))
+        if !function.gated {
+            return Err(Error::invalid(OP, "the function of a gate", format!("{function:?}")));
+        }
+        Ok(Packed::Wna16(Weights::new(self, Whole { gate: Some(function), ..whole }, &parts, act)?))
     }
 
     /// What the codes of a tensor stand for, `[n, k]`, each rounded to f32 once.
@@ -410,7 +414,8 @@ impl<'a> Packer<'a> {
 
     /// Puts the kernels for a slab into the stream.
     fn launch(&self, whole: Whole, slab: Range<usize>, table: &[Part], parts: u64, target: &Target) -> Result<()> {
-        let Whole { format, n, k, groups, gated } = whole;
+        let Whole { format, n, k, groups, gate } = whole;
+        let gated = gate.is_some();
         let mut params = Params {
             parts,
             order: 0,

@@ -10,7 +10,7 @@
 //! Weights whose forms are equal read the same rows.
 
 use super::quantize_activations::{Form, Target};
-use super::{Configuration, Epilogue, Kernel, OP, Packed, select};
+use super::{Configuration, Epilogue, Kernel, OP, Packed, check_gate, select};
 use crate::cuda::driver::{Buffer, FloatViewMut, Stream, View, ViewMut};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -113,7 +113,7 @@ pub struct QuantizedCall<'a> {
     pub w: &'a Packed,
     /// What happens to the sums.
     pub epilogue: Epilogue<'a>,
-    /// Output `[m, n]`.
+    /// Output `[m, n]`, of [`Packed::outputs`].
     pub y: FloatViewMut<'a>,
     /// As that of a product with floats.
     pub workspace: Option<&'a mut Workspace>,
@@ -158,7 +158,8 @@ fn launch(
         true => Ok(()),
         false => Err(Error::invalid(OP, format!("{what} of {} × {n}", form.m), format!("{got} elements"))),
     };
-    fits("y", form.m.checked_mul(n), call.y.len())?;
+    check_gate(call.w, &call.epilogue)?;
+    fits("y", form.m.checked_mul(call.w.outputs()), call.y.len())?;
     if let Some(bias) = call.epilogue.bias {
         fits("a bias, once for rows,", Some(n), bias.len())?;
     }

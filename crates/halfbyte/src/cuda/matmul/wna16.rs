@@ -7,6 +7,7 @@ use super::plans::KeptPlans;
 use super::wna8::Terms;
 use super::{float_type, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
+use crate::cuda::nn::Gate;
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::tiled::Form;
 use crate::cuda::{Caps, Gpu};
@@ -70,8 +71,8 @@ pub struct Weights {
     atoms: Buffer<u8>,
     rows: Buffer<u8>,
     order: Option<Buffer<u32>>,
-    /// Rows of gates and of what they let through take turns.
-    gated: bool,
+    /// What becomes of rows of gates and of what they let through, which take turns.
+    gate: Option<Gate>,
     /// Whether products may round them to the type of x.
     pub(super) rounded: bool,
     /// Choices for all numbers of rows.
@@ -82,9 +83,9 @@ pub struct Weights {
 
 impl Weights {
     pub(super) fn new(packer: &mut Packer<'_>, whole: Whole, parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
-        let Whole { format, n, k, gated, .. } = whole;
+        let Whole { format, n, k, gate, .. } = whole;
         let atom = Atom::holding_all(parts, act)?;
-        if gated && atom.is_wide() {
+        if gate.is_some() && atom.is_wide() {
             let expected = "gates with half scales, without offsets, in groups of 32 or more";
             return Err(Error::invalid("pack", expected, format!("{atom:?}")));
         }
@@ -98,7 +99,7 @@ impl Weights {
             atoms: packer.allocate(atom.bytes_of([n, k])?)?,
             rows: packer.allocate(atom.bytes_of_rows(n))?,
             order: order.map(|order| packer.upload(&order)).transpose()?,
-            gated,
+            gate,
             rounded: false,
             plans: Default::default(),
             products: Default::default(),
@@ -127,14 +128,14 @@ impl Weights {
         Format { weight: self.format, act: self.act }
     }
 
-    /// Whether rows of gates and of what they let through take turns, as [`Packer::pack_gated`] leaves them.
-    pub(super) fn is_gated(&self) -> bool {
-        self.gated
+    /// What becomes of rows of gates and of what they let through, where these take turns ([`Packer::pack_gated`]).
+    pub(in crate::cuda) fn gate(&self) -> Option<Gate> {
+        self.gate
     }
 
     /// What its products are chosen by on a device.
     pub(super) fn caps(&self, gpu: &Gpu) -> Caps {
-        Caps { rounded_weights: self.rounded, atom: Some(self.atom), ..gpu.caps() }
+        Caps { rounded_weights: self.rounded, atom: Some(self.atom), gate: self.gate, ..gpu.caps() }
     }
 
     /// The form of its atoms.

@@ -6,7 +6,7 @@
 //! ```
 
 use super::assign::MOST_EXPERTS;
-use super::{Assignment, ChosenRows, Deal, ExpertWeight, ExpertsGemv, FloatBuffer, Gate, combine_experts, gather};
+use super::{Assignment, ChosenRows, Deal, ExpertWeight, ExpertsGemv, FloatBuffer, combine_experts, gather};
 use crate::cuda::driver::{Buffer, Stream, ViewMut};
 use crate::cuda::matmul::{Grouped, GroupedCall};
 use crate::cuda::sources::Instance;
@@ -61,7 +61,6 @@ impl ExpertLayer {
         gpu: &Gpu,
         stream: &Stream,
         [up, down]: [&[ExpertWeight<'_>]; 2],
-        gate: Gate,
         top_k: usize,
         x: Float,
     ) -> Result<std::result::Result<Self, Reason>> {
@@ -71,11 +70,12 @@ impl ExpertLayer {
                 "takes as many weights of both kinds, up to 722, and no more choices than there are experts",
             );
         }
-        let of_up = match Grouped::new(gpu, stream, up, Some(gate), x)? {
+        let Some(gate) = up[0].0.gate() else { return refuse("takes experts whose up is packed with its gate") };
+        let of_up = match Grouped::new(gpu, stream, up, x)? {
             Ok(product) => product,
             Err(why) => return Ok(Err(why)),
         };
-        let of_down = match Grouped::new(gpu, stream, down, None, x)? {
+        let of_down = match Grouped::new(gpu, stream, down, x)? {
             Ok(product) => product,
             Err(why) => return Ok(Err(why)),
         };

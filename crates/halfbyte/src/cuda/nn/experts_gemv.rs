@@ -151,16 +151,16 @@ impl ExpertsGemv {
             return refuse("takes codes in groups, scales of the type of x, columns in order, exact activations");
         };
         let ([n, hidden], [outputs, width]) = (of_up.shape(), of_down.shape());
-        let alike = |all: &[ExpertWeight<'_>], gated: bool| {
+        let alike = |all: &[ExpertWeight<'_>], gate: Option<Gate>| {
             let (first, bias) = &all[0];
             all.iter().all(|(w, other)| {
                 w.shape() == first.shape()
                     && atom_of(w) == Some(atom)
-                    && w.is_gated() == gated
+                    && w.gate() == gate
                     && other.is_some() == bias.is_some()
             })
         };
-        if !alike(up, true) || !alike(down, false) || up.len() != down.len() {
+        if !alike(up, Some(gate)) || !alike(down, None) || up.len() != down.len() {
             return refuse("takes experts of one shape and format, up packed with its gate");
         }
         if n != 2 * width || outputs != hidden || hidden % 8 != 0 || width % 8 != 0 {

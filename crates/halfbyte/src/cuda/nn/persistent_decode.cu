@@ -33,8 +33,8 @@ DEV float load_float(const void* from, u64 at, u32 type) {
 // Leaves what a product gives: rows of q, k and v; the stream with rows of output and down added; gated
 // rows in pairs. A norm's factor comes to them here. What does not need the sums is done before they are waited for.
 template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32 layer) {
-  // Gates and what they let through: in row blocks of their own, or of experts both in one. Or a function alone.
-  constexpr bool INSIDE_MLP = PRODUCT == 2, GATES = INSIDE_MLP && PAIRED, GATES_BESIDE = INSIDE_MLP && EXPERTS,
+  // Gates and what they let through: in row blocks of their own, or both in one. Or a function alone.
+  constexpr bool INSIDE_MLP = PRODUCT == 2, GATES = INSIDE_MLP && PAIRED, GATES_BESIDE = INSIDE_MLP && BESIDE,
                  ALONE = INSIDE_MLP && !GATED, ADDS = PRODUCT & 1;
   constexpr u32 AT = PRODUCT == 0 ? AT_QKV : PRODUCT == 1 ? AT_MIDDLE : INSIDE_MLP ? AT_INNER : WORDS_OF_LAYER;
   const Plan& plan = m.plan(PRODUCT);

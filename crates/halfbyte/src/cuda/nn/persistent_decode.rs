@@ -146,7 +146,7 @@ impl StepExperts<'_> {
         if self.router.len() != self.experts.len() * hidden {
             return Some("a router of all experts");
         }
-        let gated = |[up, down]: &[&Packed; 2]| up.is_gated() && !down.is_gated();
+        let gated = |[up, down]: &[&Packed; 2]| up.gate().is_some() && down.gate().is_none();
         (!self.experts.iter().all(gated)).then_some("experts whose gates and what they let through take turns")
     }
 }

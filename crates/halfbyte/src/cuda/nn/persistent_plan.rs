@@ -95,14 +95,22 @@ pub(super) struct Steps {
     /// Scores fall with the distance.
     pub(super) alibi: bool,
     gate: Gate,
+    /// Rows of gates and of what they let through take turns, eight at a time; those of experts always do.
+    beside: bool,
 }
 
 impl Steps {
-    /// None: some norms have biases, and some have none.
-    fn of(StepLayer { norms, alibi, gate, .. }: &StepLayer<'_>) -> Option<Self> {
+    /// None: some norms have biases, and some have none; weights are packed with another gate.
+    fn of(StepLayer { norms, alibi, gate, mlp, .. }: &StepLayer<'_>) -> Option<Self> {
         let layer_norm = norms[0].bias.is_some();
-        let alike = norms.iter().all(|norm| norm.bias.is_some() == layer_norm);
-        alike.then_some(Self { layer_norm, alibi: alibi.is_some(), gate: *gate })
+        let packed_with = match mlp {
+            StepMlp::Dense([(up, _), _]) => up.gate(),
+            StepMlp::Experts(_) => Some(*gate),
+        };
+        let alike = norms.iter().all(|norm| norm.bias.is_some() == layer_norm)
+            && packed_with.is_none_or(|packed_with| packed_with == *gate);
+        let (alibi, beside) = (alibi.is_some(), packed_with.is_some());
+        alike.then_some(Self { layer_norm, alibi, gate: *gate, beside })
     }
 }
 
@@ -175,6 +183,9 @@ impl Plan {
             return Err(Reason("exact activations, or symmetric codes of them in groups of 128 or whole rows".into()));
         }
         let mixture = layers.first().and_then(|layer| layer.mlp.experts()).map(Mixture::of);
+        if layers.iter().any(|layer| layer.mlp.experts().map(Mixture::of) != mixture) {
+            return Err(Reason("as many experts in all layers, or none".into()));
+        }
         let Some(steps) =
             layers.first().and_then(Steps::of).filter(|steps| layers.iter().all(|l| Steps::of(l) == Some(*steps)))
         else {
@@ -185,9 +196,6 @@ impl Plan {
         }
         let values_apart = layers.iter().any(|layer| layer.values.is_some());
         let mut weights = Weights { values_apart, ..Weights::of(atom, act.is_quantized()) };
-        if layers.iter().any(|layer| layer.mlp.experts().map(Mixture::of) != mixture) {
-            return Err(Reason("as many experts in all layers, or none".into()));
-        }
         for layer in layers {
             let mut shapes = sizes.shapes(1, steps.gate);
             if layer.values.is_some() {
@@ -201,6 +209,10 @@ impl Plan {
                     of.experts.iter().flat_map(|[up, down]| [((*up, None), of_up), ((*down, None), of_down)]).collect()
                 }
             };
+            let down = if let StepMlp::Dense([_, down]) = &layer.mlp { Some(*down) } else { None };
+            if layer.products.into_iter().chain(layer.values).chain(down).any(|(w, _)| w.gate().is_some()) {
+                return Err(Reason("no gates but in gate and up".into()));
+            }
             if let Some(why) = layer.mlp.experts().and_then(|experts| experts.unlike(sizes.hidden)) {
                 return Err(Reason(why.into()));
             }
@@ -323,7 +335,7 @@ impl Plan {
         };
         let kinds = forms.count_ones().max(1) as usize;
         let of_product = |at: usize| {
-            let is_paired = at == 2 && self.steps_of_layer.gate.gated && self.mixture.is_none();
+            let is_paired = at == 2 && self.steps_of_layer.gate.gated && !self.steps_of_layer.beside;
             let (paired, n) = if is_paired { (1, inner) } else { (0, shapes[at][0]) };
             (n / ROWS).div_ceil(self.blocks) << paired
         };
@@ -391,7 +403,7 @@ impl Plan {
     pub fn instance(&self) -> Instance {
         let Self { sizes: Sizes { hidden, inner, heads, pairs }, weights, .. } = *self;
         let Weights { atom, quantized, forms, values_apart } = weights;
-        let Steps { layer_norm, alibi, gate } = self.steps_of_layer;
+        let Steps { layer_norm, alibi, gate, beside } = self.steps_of_layer;
         let of_mixture = |of: fn(Mixture) -> usize| self.mixture.map_or(0, of);
         let numbers = [
             ("BITS", atom.bits as usize),
@@ -414,6 +426,7 @@ impl Plan {
             ("PAIRS", pairs),
             ("LAYER_NORM", layer_norm.into()),
             ("ALIBI", alibi.into()),
+            ("BESIDE", beside.into()),
             ("EXPERTS", of_mixture(|mixture| mixture.experts)),
             ("CHOSEN", of_mixture(|mixture| mixture.top_k)),
             ("SHARES_OF_CHOSEN", of_mixture(|mixture| mixture.of_chosen.into())),
@@ -462,14 +475,14 @@ pub(super) fn samples() -> Vec<Instance> {
         (wide, k_types(0b1100, true), Float::BF16),
         (narrow, k_types(0b0011, false), Float::F16),
     ];
-    let llama = Steps { layer_norm: false, alibi: false, gate: Gate::SWIGLU };
+    let llama = Steps { layer_norm: false, alibi: false, gate: Gate::SWIGLU, beside: true };
     let with = |(sizes, weights, dtype): (Sizes, Weights, Float), steps, mixture| {
         Plan::sized(&Caps::H200, sizes, (weights, steps, mixture), dtype, 32).ok()
     };
     let plan = |model, mixture| with(model, llama, mixture);
     // As BLOOM's layers.
     let plain = Gate { activation: Activation::GeluTanh, gated: false, clamp: None };
-    let bloom = Steps { layer_norm: true, alibi: true, gate: plain };
+    let bloom = Steps { layer_norm: true, alibi: true, gate: plain, beside: false };
     let sizes = |hidden, inner, count| Sizes { hidden, inner, heads: heads(count, count, 128), pairs: 0 };
     let of_bloom = [(4096, 32, 0), (14336, 112, 0), (1024, 16, 6)]
         .map(|(hidden, heads, weights)| (sizes(hidden, 4 * hidden, heads), models[weights].1))

@@ -8,7 +8,7 @@ use halfbyte::cuda::driver::{Buffer, FloatView, View};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, Grouped, GroupedCall, Packed, Packer};
 use halfbyte::cuda::nn::{Assignment, Deal, Gate};
 use halfbyte::format::reference::dequantize;
-use halfbyte::kernel::Activation;
+use halfbyte::kernel::{Activation, Problem};
 use halfbyte::{Float, QTensor};
 
 #[test]
@@ -169,7 +169,7 @@ fn each_row_is_multiplied_by_its_weight() {
             let weights: Vec<Packed> = tensors.iter().map(pack).collect();
             let biases: Vec<Buffer<f32>> = (0..count).map(|_| bench.upload(&random.normals(n))).collect();
             let all: Vec<_> = weights.iter().zip(&biases).map(|(w, bias)| (w, Some(bias.view()))).collect();
-            let product = Grouped::new(&gpu, &bench.stream, &all, None, x_type).unwrap().unwrap();
+            let product = Grouped::new(&gpu, &bench.stream, &all, x_type).unwrap().unwrap();
             let dealt = dealt(&bench, &mut random, count, rows, &product);
             let x = rounded(&random.normals(rows * k), x_type);
             let got = multiplied(&bench, &product, &dealt, (&x, x_type), Float::F32);
@@ -240,8 +240,9 @@ fn gates_let_through_what_they_should() {
             let mut draw = || packed(&mut random, name, [inner, k], x_type);
             let tensors: Vec<[QTensor; 2]> = (0..count).map(|_| [draw(), draw()]).collect();
             let mut packer = Packer::new(&gpu, &bench.stream).with_slab_bytes(1 << [30, 14][case % 2]);
-            let weights: Vec<Packed> =
-                tensors.iter().map(|[gate, up]| packer.pack_gated(&gate.into(), &up.into(), act).unwrap()).collect();
+            let mut pack =
+                |[first, up]: &[QTensor; 2]| packer.pack_gated([&first.into(), &up.into()], act, gate).unwrap();
+            let weights: Vec<Packed> = tensors.iter().map(&mut pack).collect();
             let biases: Vec<[Vec<f32>; 2]> = (0..count).map(|_| [(); 2].map(|()| random.normals(inner))).collect();
             let of_biases: Vec<Buffer<f32>> = biases
                 .iter()
@@ -251,7 +252,7 @@ fn gates_let_through_what_they_should() {
                 .map(|bias| bench.upload(&bias))
                 .collect();
             let all: Vec<_> = weights.iter().zip(&of_biases).map(|(w, bias)| (w, Some(bias.view()))).collect();
-            let product = Grouped::new(&gpu, &bench.stream, &all, Some(gate), x_type).unwrap().unwrap();
+            let product = Grouped::new(&gpu, &bench.stream, &all, x_type).unwrap().unwrap();
             assert_eq!((product.outputs(), product.k()), (inner, k));
             let dealt = dealt(&bench, &mut random, count, rows, &product);
             let x = rounded(&random.normals(rows * k), x_type);
@@ -292,6 +293,74 @@ fn gates_let_through_what_they_should() {
 }
 
 #[test]
+fn products_alone_gate_what_they_leave() {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+        let (bench, mut random) = (Bench::new(&gpu), Random(75));
+        for case in 0..45 {
+            let (name, x_type) = (FORMATS[case % 15], [Float::F16, Float::BF16][case / 15 % 2]);
+            let m = [1, 3, 17, 64, 130, 300, 700][random.below(7)];
+            let (inner, k) = (8 * (1 + random.below(200)), 64 * (1 + random.below(40)));
+            let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
+            let gate = match case % 3 {
+                0 => Gate::SWIGLU,
+                1 => Gate { clamp: Some([1.702, 7.0]), ..Gate::SWIGLU },
+                _ => Gate { activation: Activation::Relu, ..Gate::SWIGLU },
+            };
+            let act = parse(name).act;
+            let pair = [(); 2].map(|()| packed(&mut random, name, [inner, k], x_type));
+            let mut packer = Packer::new(&gpu, &bench.stream);
+            let w = packer.pack_gated(pair.each_ref().map(Into::into).each_ref(), act, gate).unwrap();
+            assert_eq!((w.shape(), w.outputs(), w.gate()), ([2 * inner, k], inner, Some(gate)));
+            let biases = [(); 2].map(|()| random.normals(inner));
+            let in_turns: Vec<f32> =
+                biases[0].chunks(8).zip(biases[1].chunks(8)).flat_map(|(a, b)| [a, b].concat()).collect();
+            let bias = bench.upload(&in_turns);
+            let x = rounded(&random.normals(m * k), x_type);
+            let on_device = bench.floats(&x, x_type);
+            let y_type = [x_type, Float::F32][random.below(2)];
+            let early = if act.is_quantized() { 0.0 } else { 2.0 * x_type.unit_roundoff() };
+            let separate = [0, 1].map(|i| {
+                let w = matmul::pack(&gpu, &bench.stream, &pair[i], act, x_type).unwrap();
+                let bias = bench.upload(&biases[i]);
+                (alone(&bench, &w, on_device.view(0..m * k), m, bias.view()), dequantize(&pair[i]))
+            });
+            let mut want = Vec::with_capacity(m * inner);
+            for (row, output) in (0..m).flat_map(|row| (0..inner).map(move |output| (row, output))) {
+                let [of_gate, other] = separate.each_ref().map(|(y, values)| {
+                    let (_, most) = sums(&values[output * k..][..k], &x[row * k..], k);
+                    let want = f64::from(y[row * inner + output]);
+                    let order = (k as f64 / 16.0 + 32.0) * 2f64.powi(-23);
+                    (want, order * (1.1 * most + want.abs()) + early * most)
+                });
+                want.push(gated(of_gate, other, gate));
+            }
+            let problem = Problem { format: Some(w.format()), x: x_type, y: y_type, m, n: 2 * inner, k };
+            let caps = w.caps(&gpu);
+            let kernel = matmul::select(&caps, &problem, Some(w.layout())).unwrap();
+            let mut ways: Vec<(Option<_>, bool)> = vec![(None, false), (None, true)];
+            let others = kernel.candidates(&caps, &problem).unwrap();
+            ways.extend((0..3).map(|_| (Some(others[random.below(others.len())].clone()), false)));
+            for (way, batch_invariant) in ways {
+                let what = format!("{name} {x_type} to {y_type}, {inner} × {k}, {m} rows, {gate:?}, {way:?}");
+                let mut workspace = Workspace::new(&gpu, &bench.stream, 256 << 20).unwrap();
+                let got = bench.output(y_type, m * inner, &mut |y| {
+                    let epilogue = Epilogue { bias: Some(bias.view()), activation: Activation::None };
+                    let (x, workspace) = (on_device.view(0..m * k), Some(&mut workspace));
+                    let call = Call { x, w: &w, m, epilogue, y, workspace, batch_invariant };
+                    match &way {
+                        None => matmul::run(&gpu, &bench.stream, call).unwrap(),
+                        Some(way) => matmul::run_as(kernel, way, &gpu, &bench.stream, &call).unwrap(),
+                    }
+                });
+                for (i, (got, &(want, bound))) in got.iter().zip(&want).enumerate() {
+                    close(&[*got], &[want], y_type, bound, 0.0, &format!("{what}, element {i}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn weights_that_do_not_go_together_are_refused() {
     for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
         let (bench, mut random) = (Bench::new(&gpu), Random(74));
@@ -301,34 +370,34 @@ fn weights_that_do_not_go_together_are_refused() {
         let pack = |w: &QTensor| matmul::pack(&gpu, &bench.stream, w, act, Float::F16).unwrap();
         let mut packer = Packer::new(&gpu, &bench.stream);
         let plain = pack(&first);
-        let gated = packer.pack_gated(&(&first).into(), &(&second).into(), act).unwrap();
-        let new = |all: &[(&Packed, Option<_>)], gate, x| {
-            Grouped::new(&gpu, &bench.stream, all, gate, x).unwrap().map(|_| ()).map_err(|why| why.to_string())
+        let mut pack_gated =
+            |tensors: [&QTensor; 2], gate| packer.pack_gated(tensors.map(Into::into).each_ref(), act, gate);
+        let gated = pack_gated([&first, &second], Gate::SWIGLU).unwrap();
+        let others = pack_gated([&first, &second], Gate { clamp: Some([1.702, 7.0]), ..Gate::SWIGLU }).unwrap();
+        let new = |all: &[(&Packed, Option<_>)], x| {
+            Grouped::new(&gpu, &bench.stream, all, x).unwrap().map(|_| ()).map_err(|why| why.to_string())
         };
-        assert!(new(&[(&plain, None)], None, Float::F16).is_ok());
-        assert!(new(&[(&gated, None)], Some(Gate::SWIGLU), Float::F16).is_ok());
-        assert!(new(&[(&gated, None)], None, Float::F16).unwrap_err().contains("gates"));
-        assert!(new(&[(&plain, None)], Some(Gate::SWIGLU), Float::F16).unwrap_err().contains("gates"));
-        assert!(new(&[], None, Float::F16).is_err() && new(&[(&plain, None)], None, Float::F32).is_err());
+        assert!(new(&[(&plain, None)], Float::F16).is_ok());
+        assert!(new(&[(&gated, None)], Float::F16).is_ok());
+        assert!(new(&[(&gated, None), (&others, None)], Float::F16).unwrap_err().contains("gate"));
+        assert!(new(&[], Float::F16).is_err() && new(&[(&plain, None)], Float::F32).is_err());
         for other in [draw("w4a16-g128", [128, 256]), draw("w4a16-g64", [64, 256]), draw("w8a16-g128", [64, 256])] {
-            assert!(new(&[(&plain, None), (&pack(&other), None)], None, Float::F16).unwrap_err().contains("one shape"));
+            assert!(new(&[(&plain, None), (&pack(&other), None)], Float::F16).unwrap_err().contains("one shape"));
         }
-        // Its rows are no outputs of a product alone.
+        // Of two rows a product alone leaves one output, and no function comes behind their gate.
         let x = bench.floats(&[0.0; 256], Float::F16);
         let mut y = bench.floats(&[0.0; 128], Float::F32);
-        let call = Call {
-            x: x.view(0..256),
-            w: &gated,
-            m: 1,
-            epilogue: Epilogue::default(),
-            y: y.view_mut(0..128),
-            workspace: None,
-            batch_invariant: false,
+        let mut refused = |outputs: usize, activation| {
+            let epilogue = Epilogue { bias: None, activation };
+            let (x, y) = (x.view(0..256), y.view_mut(0..outputs));
+            let call = Call { x, w: &gated, m: 1, epilogue, y, workspace: None, batch_invariant: false };
+            matmul::run(&gpu, &bench.stream, call).unwrap_err().to_string()
         };
-        assert!(matmul::run(&gpu, &bench.stream, call).unwrap_err().to_string().contains("gates"));
-        let uneven = draw("w4a16-g128", [72, 256]);
-        assert!(packer.pack_gated(&(&first).into(), &(&uneven).into(), act).is_err());
-        let odd = draw("w4a16-g128", [12, 256]);
-        assert!(packer.pack_gated(&(&odd).into(), &(&odd).into(), act).is_err());
+        assert!(refused(128, Activation::None).contains("y of 1 × 64"));
+        assert!(refused(64, Activation::Relu).contains("after gates"));
+        let (uneven, odd) = (draw("w4a16-g128", [72, 256]), draw("w4a16-g128", [12, 256]));
+        assert!(pack_gated([&first, &uneven], Gate::SWIGLU).is_err());
+        assert!(pack_gated([&odd, &odd], Gate::SWIGLU).is_err());
+        assert!(pack_gated([&first, &second], Gate { gated: false, ..Gate::SWIGLU }).is_err());
     }
 }

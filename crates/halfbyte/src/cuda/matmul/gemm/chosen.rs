@@ -3,6 +3,7 @@
 //! What the numbers of a product tell (rows, types, addresses) is found once and kept by its weight: where everything lies in the
 //! workspace, and every launch with its schedule, function and tensor maps. A product that comes again is looked up and launched.
 
+use super::super::grouped::with_output_function;
 use super::super::kernel::{Configuration, Configured, is_same};
 use super::super::quantize_activations::{self, Form as QuantizedForm};
 use super::super::sum_groups::{self, SumGroups, SumsOfX};
@@ -11,6 +12,7 @@ use super::super::{Call, Epilogue, Packed, QuantizedCall, QuantizedView, gather,
 use super::{Gemm, Operands, X, at_once, bytes, covers, parts_bytes, plan, shape};
 use crate::cuda::driver::{FloatView, FloatViewMut, Stream, View};
 use crate::cuda::kept::Kept;
+use crate::cuda::nn::Gate;
 use crate::cuda::sources::Instance;
 use crate::cuda::tiled::{self, Form, Prepared, Room, Tile};
 use crate::cuda::{Caps, Gpu, Workspace};
@@ -30,8 +32,9 @@ pub(super) struct Chosen<T: Gemm> {
     pub config: T::Config,
     /// Whether it is the caller's, for any number of rows.
     pub given: bool,
-    /// The form of the weight's atoms that it was chosen for, if that was known.
+    /// The form of the weight's atoms that it was chosen for, if that was known, and the function of its gates.
     pub held: Option<Atom>,
+    pub gate: Option<Gate>,
 }
 
 impl<T: Gemm> PartialEq for Chosen<T> {
@@ -55,8 +58,14 @@ impl<T: Gemm> Display for Chosen<T> {
 impl Configuration {
     /// One of a kernel's [`Gemm::candidates`], or another that it allows.
     pub(super) fn given<T: Gemm>(config: T::Config) -> Self {
-        Self::new(Chosen::<T> { config, given: true, held: None })
+        Self::new(Chosen::<T> { config, given: true, held: None, gate: None })
     }
+}
+
+/// A configuration as it is compiled.
+fn instance(config: impl Tile, form: &Form, activation: Activation, gate: Option<Gate>) -> Instance {
+    let plain = config.instance(form, activation);
+    if gate.is_some() { with_output_function(plain, Activation::None, gate) } else { plain }
 }
 
 /// What a product is prepared for.
@@ -265,7 +274,8 @@ impl<T: Gemm> Chosen<T> {
                 tiled::check(&caps, &form, &plan).map_err(unserved::<T>)?;
                 let operands = Operands { x, first, m, k: problem.k, pitch, y: 0, bias: 0, workspace: 0, sums: 0 };
                 let maps = T::map(config, &operands)?.into_iter().collect();
-                let launch = Prepared::new(on.gpu, &config.instance(&form, to.activation), &form, plan, maps)?;
+                let launch =
+                    Prepared::new(on.gpu, &instance(config, &form, to.activation, caps.gate), &form, plan, maps)?;
                 parts.push(Part { rows, first, m, config, sums: T::sums_of_x(&form, config), launch });
             }
         }
@@ -275,6 +285,7 @@ impl<T: Gemm> Chosen<T> {
     /// Launches what is prepared, or prepares it first.
     fn launch(&self, on: Device<'_>, problem: &Problem, input: Input<'_>, to: Output<'_>) -> Result<()> {
         let (Device { gpu, stream, w }, [n, k]) = (&on, on.w.shape());
+        let outputs = if w.gate().is_some() { n / 2 } else { n };
         let key = Key {
             x: input.address().map(|x| if T::MAPS { x } else { 0 }),
             workspace: (to.workspace.pointer(), to.workspace.len()),
@@ -289,7 +300,7 @@ impl<T: Gemm> Chosen<T> {
         for Part { rows: [row, rows], first, m, config, sums, launch } in &product.parts {
             let (first, m) = (*first, *m);
             let (x, pitch) = input.x(&product.places, to.workspace, [*rows, k]);
-            let y = to.y + ((row + first) * n * problem.y.size_bytes()) as u64;
+            let y = to.y + ((row + first) * outputs * problem.y.size_bytes()) as u64;
             if !y.is_multiple_of(16) {
                 return Err(Error::invalid(T::NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
             }
@@ -329,7 +340,7 @@ impl<T: Gemm> Configured for Chosen<T> {
             false => gather::instance(),
         };
         let sums = T::sums_of_x(&form, self.config).map(SumsOfX::instance);
-        [self.config.instance(&form, Activation::None), before].into_iter().chain(sums).collect()
+        [instance(self.config, &form, Activation::None, self.gate), before].into_iter().chain(sums).collect()
     }
 
     fn workspace_bytes(&self, caps: &Caps, problem: &Problem, batch_invariant: bool) -> usize {

@@ -1,6 +1,7 @@
 //! What tensors that are packed one below the other have in common.
 
 use super::OP;
+use crate::cuda::nn::Gate;
 use crate::error::{Error, Result};
 use crate::format::WeightFormat;
 use crate::layout::places::runs;
@@ -14,8 +15,8 @@ pub(in super::super) struct Whole {
     pub n: usize,
     pub k: usize,
     pub groups: usize,
-    /// Two parts of which rows take turns, eight at a time.
-    pub gated: bool,
+    /// Two parts of which rows take turns, eight at a time: gates and what they let through.
+    pub gate: Option<Gate>,
 }
 
 /// Rows that lie together in a gated matrix.
@@ -32,13 +33,13 @@ impl Whole {
         }
         let n = parts.iter().try_fold(0usize, |n, part| n.checked_add(part.n()));
         let n = n.ok_or_else(|| Error::invalid(OP, "rows that fit memory", "more"))?;
-        Ok(Self { format: first.format(), n, k: first.k(), groups: first.groups(), gated: false })
+        Ok(Self { format: first.format(), n, k: first.k(), groups: first.groups(), gate: None })
     }
 
     /// The parts that some rows lie in: each with its first row there, the first of them in the packed matrix (of a gated one in rows
     /// of a part), and how many.
     pub(super) fn runs(&self, heights: &[usize], rows: Range<usize>) -> Vec<[usize; 4]> {
-        if self.gated {
+        if self.gate.is_some() {
             let [first, end] = [rows.start, rows.end].map(|row| row / 2);
             return (0..heights.len()).map(|part| [part, first, first, end - first]).collect();
         }

@@ -156,7 +156,7 @@ fn rows_go_through_the_experts_that_they_chose() {
             let packed: Vec<[Packed; 2]> = experts
                 .iter()
                 .map(|[gate, up, down]| {
-                    let of_up = packer.pack_gated(&gate.into(), &up.into(), format.act).unwrap();
+                    let of_up = packer.pack_gated([&gate.into(), &up.into()], format.act, Gate::SWIGLU).unwrap();
                     [of_up, packer.pack(&[&down.into()], format.act, dtype).unwrap()]
                 })
                 .collect();
@@ -244,7 +244,7 @@ fn experts_of_other_shapes_and_forms_are_refused() {
             let [(gate, act), (up, _)] = [(); 2].map(|()| draw(name, [width, hidden], Float::F16));
             let (down, _) = draw(name, [hidden, width], Float::F16);
             let mut packer = Packer::new(&gpu, &bench.stream);
-            let of_up = packer.pack_gated(&(&gate).into(), &(&up).into(), act).unwrap();
+            let of_up = packer.pack_gated([&(&gate).into(), &(&up).into()], act, Gate::SWIGLU).unwrap();
             [of_up, packer.pack(&[&(&down).into()], act, Float::F16).unwrap()]
         };
         let one = pair("w4a16-g128", [256, 512]);

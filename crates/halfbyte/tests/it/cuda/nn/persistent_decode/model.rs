@@ -79,6 +79,13 @@ pub(super) struct Case {
     pub(super) paged: bool,
 }
 
+impl Case {
+    /// Whether gates are packed beside what they let through: of experts always, of other layers in half of the cases.
+    fn are_gates_beside(&self) -> bool {
+        self.mixture.is_some() || self.gate.gated && self.k_types.is_empty() && self.before.is_multiple_of(2)
+    }
+}
+
 impl Norm {
     pub(super) fn new(bench: &Bench<'_>, random: &mut Random, hidden: usize, layer_norm: bool) -> Self {
         let mut vector = |around: f32| -> Vector {
@@ -166,14 +173,22 @@ impl Layer {
                 let mut packer = Packer::new(bench.gpu, &bench.stream);
                 let packed = if gated {
                     let [gate, up] = [0..inner, inner..n].map(|rows| w.rows(rows).unwrap());
-                    packer.pack_gated(&(&gate).into(), &(&up).into(), format.act).unwrap()
+                    packer.pack_gated([&(&gate).into(), &(&up).into()], format.act, case.gate).unwrap()
                 } else {
                     packer.pack(&[&(&w).into()], format.act, case.dtype).unwrap()
                 };
                 let quantized = format.act.is_quantized().then(|| weight.activation_group().len(k));
                 (w, packed, quantized)
             };
-            let bias = case.biases.then(|| vector(random, n, 0.0));
+            let bias = case.biases.then(|| {
+                let (values, buffer) = vector(random, n, 0.0);
+                let in_turns = || [0..inner, inner..n].map(|rows| values[rows].chunks(8));
+                let interleaved = gated
+                    .then(in_turns)
+                    .map(|[gates, ups]| gates.zip(ups).flat_map(|(a, b)| [a, b].concat()).collect::<Vec<_>>());
+                let buffer = interleaved.map_or(buffer, |rows| bench.upload(&rows));
+                (values, buffer)
+            });
             Product { w: dequantize(&w), quantized, packed, bias }
         };
         let of_values = heads.kv_heads * heads.head_size;
@@ -183,7 +198,7 @@ impl Layer {
         let shapes = [[of_qkv, hidden], [hidden, heads.heads * heads.head_size]];
         let products = shapes.map(|shape| product(random, shape, false));
         let count = case.mixture.map_or(1, |mixture| mixture.experts);
-        let gated = case.mixture.is_some();
+        let gated = case.are_gates_beside();
         let up = if case.gate.gated { 2 * inner } else { inner };
         let mlp = |_| [product(random, [up, hidden], gated), product(random, [hidden, inner], false)];
         let mlps = (0..count).map(mlp).collect();
