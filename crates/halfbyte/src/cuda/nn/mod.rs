@@ -27,6 +27,7 @@ mod kv_cache;
 mod layer_norm;
 mod mean;
 mod persistent_decode;
+mod persistent_model;
 mod persistent_plan;
 mod rms_norm;
 mod rope;

@@ -3,7 +3,8 @@
 use super::collectives::Neighbours;
 use super::floats::float_type;
 use super::kv_cache::KvCache;
-use super::persistent_plan::{COPYING_WARPS, MOST_RANKS, PRODUCTS, Plan, Sizes, WARPS, form};
+use super::persistent_model::form;
+use super::persistent_plan::{COPYING_WARPS, MOST_RANKS, PRODUCTS, Plan, Sizes, WARPS};
 use super::rope::{HeadNorms, Rope};
 use super::{Gate, narrow, same_length};
 use crate::cuda::Gpu;

@@ -2,9 +2,10 @@
 
 use super::Gate;
 use super::floats::float_type;
-use super::persistent_decode::{Layer, SOURCE, StepExperts, StepLayer, StepMlp};
+use super::persistent_decode::{Layer, SOURCE, StepLayer, StepMlp};
+use super::persistent_model::{Mixture, Steps, Weights, atom_of};
 use crate::cuda::Caps;
-use crate::cuda::matmul::{Packed, grouped};
+use crate::cuda::matmul::grouped;
 use crate::cuda::sources::Instance;
 use crate::format::Act;
 use crate::kernel::{Activation, Heads, Reason};
@@ -85,85 +86,6 @@ pub struct Plan {
     stages: usize,
     /// Bytes of shared memory before the table of layers.
     table: usize,
-}
-
-/// What layers do beside their products.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Steps {
-    /// Norms take off the mean and have biases.
-    pub(super) layer_norm: bool,
-    /// Scores fall with the distance.
-    pub(super) alibi: bool,
-    gate: Gate,
-    /// Rows of gates and of what they let through take turns, eight at a time; those of experts always do.
-    beside: bool,
-}
-
-impl Steps {
-    /// None: some norms have biases, and some have none; weights are packed with another gate.
-    fn of(StepLayer { norms, alibi, gate, mlp, .. }: &StepLayer<'_>) -> Option<Self> {
-        let layer_norm = norms[0].bias.is_some();
-        let packed_with = match mlp {
-            StepMlp::Dense([(up, _), _]) => up.gate(),
-            StepMlp::Experts(_) => Some(*gate),
-        };
-        let alike = norms.iter().all(|norm| norm.bias.is_some() == layer_norm)
-            && packed_with.is_none_or(|packed_with| packed_with == *gate);
-        let (alibi, beside) = (alibi.is_some(), packed_with.is_some());
-        alike.then_some(Self { layer_norm, alibi, gate: *gate, beside })
-    }
-}
-
-/// What the MLPs of a model are, if they consist of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mixture {
-    pub(super) experts: usize,
-    /// Experts of a token.
-    pub(super) top_k: usize,
-    /// Whether their shares are a softmax of these alone.
-    of_chosen: bool,
-    /// The type of the router.
-    router: Float,
-}
-
-impl Mixture {
-    fn of(StepExperts { experts, router, top_k, of_chosen }: &StepExperts<'_>) -> Self {
-        Self { experts: experts.len(), top_k: *top_k, of_chosen: *of_chosen, router: router.dtype() }
-    }
-}
-
-/// The forms that a model's weights have, and whether activations are quantised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Weights {
-    /// Of all; of those whose scales are multiples of halves one for all: what each is, its [`form`] says.
-    atom: Atom,
-    quantized: bool,
-    /// A bit for each [`form`] of multiples of halves; 0: there are none such.
-    forms: u32,
-    /// Whether values may be another tensor than queries and keys.
-    values_apart: bool,
-}
-
-impl Weights {
-    const K_TYPES: Atom =
-        Atom { bits: 4, group: 32, zero: false, offset: true, scale: Float::F32, factors: false, multiples: true };
-
-    fn of(atom: Atom, quantized: bool) -> Self {
-        match atom.multiples {
-            true => Self { atom: Self::K_TYPES, quantized, forms: 1 << form(atom), values_apart: false },
-            false => Self { atom, quantized, forms: 0, values_apart: false },
-        }
-    }
-
-    /// Both together, if one kernel takes both.
-    fn with(self, other: Self) -> Option<Self> {
-        (self.atom == other.atom).then_some(Self { forms: self.forms | other.forms, ..self })
-    }
-}
-
-/// The form of an atom among those whose scales are multiples of halves, as the source counts them.
-pub(super) fn form(atom: Atom) -> u32 {
-    if atom.multiples { u32::from(atom.offset) | u32::from(atom.bits == 6) << 1 } else { 0 }
 }
 
 impl Plan {
@@ -479,7 +401,9 @@ pub(super) fn samples() -> Vec<Instance> {
     let with = |(sizes, weights, dtype): (Sizes, Weights, Float), steps, mixture| {
         Plan::sized(&Caps::H200, sizes, (weights, steps, mixture), dtype, 32).ok()
     };
-    let plan = |model, mixture| with(model, llama, mixture);
+    let plan = |model: (Sizes, Weights, Float), mixture: Option<Mixture>| {
+        with(model, Steps { beside: model.1.forms == 0 || mixture.is_some(), ..llama }, mixture)
+    };
     // As BLOOM's layers.
     let plain = Gate { activation: Activation::GeluTanh, gated: false, clamp: None };
     let bloom = Steps { layer_norm: true, alibi: true, gate: plain, beside: false };
@@ -503,8 +427,4 @@ pub(super) fn samples() -> Vec<Instance> {
     let shared = alone.first().and_then(|plan| plan.clone().among(2).ok());
     let paged = alone.iter().take(1).map(|plan| plan.clone().paged());
     alone.iter().cloned().chain(shared).chain(paged).map(|plan| plan.instance()).collect()
-}
-
-fn atom_of(w: &Packed) -> Option<Atom> {
-    if let Packed::Wna16(w) = w { Some(w.atom()) } else { None }
 }
