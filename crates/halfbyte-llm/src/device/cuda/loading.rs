@@ -186,11 +186,17 @@ impl LoadDevice for Loading<'_> {
         if !alike || !in_order || Grouped::supports(&caps, format, self.activations, shape).is_err() {
             return Ok(None);
         }
-        if gates == Gates::Alone && makes_floats(&caps, format, self.activations, shape) {
+        // Products that leave the type of x round weights to it, of many rows.
+        let (alone, rounds) = (gates == Gates::Alone, !act.is_quantized());
+        let exact = rounds && self.activations != Float::F16;
+        if alone && (exact || makes_floats(&caps, format, self.activations, shape)) {
             return Ok(None);
         }
         let function = function_of(mlp.activation, true, mlp.clamp);
-        let Ok(packed) = self.packer.pack_gated([gate, up], act, function) else { return Ok(None) };
+        let Ok(mut packed) = self.packer.pack_gated([gate, up], act, function) else { return Ok(None) };
+        if alone && rounds && !packed.allow_rounded_weights(self.cuda.gpu(), self.packer.stream())? {
+            return Ok(None);
+        }
         let linear = Linear::of_packed(self.cuda, packed);
         let [of_gate, of_up] = layers.map(|layer| &layer.bias);
         let linear = match (of_gate, of_up) {
@@ -201,7 +207,7 @@ impl LoadDevice for Loading<'_> {
                 linear.with_bias(gates.zip(ups).flat_map(|(gate, up)| [gate, up].concat()).collect())?
             }
         };
-        let projection = Projection::of_gates(linear, self.activations, gates == Gates::OfExperts);
+        let projection = Projection::of_gates(linear, self.activations, !alone);
         self.kernels.want(self.cuda, &projection, self.activations);
         Ok(Some(projection))
     }

@@ -157,14 +157,21 @@ impl CudaModel {
     }
 
     /// How m rows lie that are quantised where they are made, before a projection reads them; None where it reads floats. Attention leaves
-    /// floats, and so do activations where a row has one scale: one kernel for both makes all results twice.
+    /// floats, and so do products that gate what they leave, and activations where a row has one scale: one kernel for both makes all
+    /// results twice.
     fn form_of_rows(&self, projection: &Projection, from: Slot, m: usize) -> Option<QuantizedForm> {
         let form = self.fused.then(|| projection.rows_form(&self.cuda, m)).flatten()?;
         match from {
             Slot::Attended => None,
-            Slot::Inner if form.is_long() => None,
+            Slot::Inner if form.is_long() || self.is_behind_gates(projection) => None,
             _ => Some(form),
         }
+    }
+
+    /// Whether a projection reads what a product of gates leaves.
+    fn is_behind_gates(&self, projection: &Projection) -> bool {
+        let mut mlps = self.decoder.layers.iter().filter_map(dense_mlp);
+        mlps.any(|mlp| std::ptr::eq(&mlp.down, projection) && mlp.up.is_gated())
     }
 
     /// Every form of rows that norms and activations leave.

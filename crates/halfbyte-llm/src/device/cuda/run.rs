@@ -458,12 +458,10 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn activate(&mut self, mlp: &FeedForward<OnCuda>) -> Result<()> {
-        // What the product of gates leaves is quantised by that which reads it.
+        self.codes = self.codes_for(Some(&mlp.down), Slot::Inner);
         if mlp.up.is_gated() {
-            self.codes = None;
             return Ok(());
         }
-        self.codes = self.codes_for(Some(&mlp.down), Slot::Inner);
         let (gpu, m, width, gate) = (self.cuda.gpu(), self.on.len(), mlp.inner, gate_of(mlp));
         let State { up, inner, codes, .. } = &mut *self.state;
         let x = up.view().slice(0..m * mlp.up.n());
