@@ -185,13 +185,11 @@ pub(crate) fn projection<L: LoadDevice>(
     projection_of(layers, loader, device, None)
 }
 
-/// How gates are multiplied with what they let through: by the product of an MLP, by that of all experts of a layer, by a kernel of its
-/// own.
+/// The product that multiplies gates with what they let through: that of an MLP, or of all experts of a layer together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gates {
     Alone,
     OfExperts,
-    Apart,
 }
 
 /// The same; of the gate of an MLP and what it lets through as one product if there is a kernel for it.
@@ -265,17 +263,17 @@ fn layer_of<L: LoadDevice>(
     let [post_norm, mlp_norm, mlp_post_norm] =
         [&attention.post_norm, &mlp.norm, &mlp.post_norm].map(|norm| optional_norm(norm, spec.hidden, loader, device));
     let mlp = match &mlp.kind {
-        MlpKind::Dense(mlp) => Mlp::Dense(feed_forward(mlp, loader, device, shard, Gates::Alone)?),
+        MlpKind::Dense(mlp) => Mlp::Dense(feed_forward(mlp, loader, device, shard, Some(Gates::Alone))?),
         MlpKind::Experts(experts) => {
             let load = |loader: &mut Loader<'_>, device: &mut L, gates| {
                 let of = |mlp| feed_forward(mlp, loader, device, shard, gates);
                 experts.experts.iter().map(of).collect::<Result<Vec<_>>>()
             };
-            let mut all = load(loader, device, Gates::OfExperts)?;
+            let mut all = load(loader, device, Some(Gates::OfExperts))?;
             if !device.agree(&all) {
                 // They are stored in several forms.
                 drop(all);
-                all = load(loader, device, Gates::Apart)?;
+                all = load(loader, device, None)?;
             }
             let LinearSpec { name, shape } = &experts.router;
             let router = device.projection(&[loader.router(name, *shape)?], loader.act(), name)?;
@@ -310,13 +308,13 @@ fn feed_forward<L: LoadDevice>(
     loader: &mut Loader<'_>,
     device: &mut L,
     shard: Shard,
-    gates: Gates,
+    gates: Option<Gates>,
 ) -> Result<FeedForward<L::Device>> {
     let inner = loader.features(mlp, shard)?;
     let mut layers = shard::feed_forward(mlp, &inner, shard);
     let down = layers.split_off(mlp.up.len());
     Ok(FeedForward {
-        up: projection_of(&layers, loader, device, (gates != Gates::Apart && mlp.is_gated()).then_some((mlp, gates)))?,
+        up: projection_of(&layers, loader, device, gates.filter(|_| mlp.is_gated()).map(|gates| (mlp, gates)))?,
         down: projection(&down, loader, device)?,
         activation: mlp.activation,
         clamp: mlp.clamp,

@@ -143,7 +143,7 @@ impl<D: Device> Linear<D> {
         self
     }
 
-    /// Outputs.
+    /// Rows of the weight: outputs, or of a GPU's weight with a gate twice as many.
     pub fn n(&self) -> usize {
         self.layer.shape()[0]
     }

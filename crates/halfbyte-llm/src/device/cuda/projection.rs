@@ -148,9 +148,7 @@ impl Projection {
         }
         Ok(())
     }
-}
 
-impl Projection {
     /// Multiplies, of gates and what they let through. Shapes: x `[m, k]`, y `[m, n / 2]`.
     pub(crate) fn run_gated(&self, cuda: &Cuda, x: Input<'_>, m: usize, y: FloatViewMut<'_>) -> Result<()> {
         let [part] = self.parts.as_slice() else {

@@ -137,8 +137,10 @@ impl Packed {
 
     /// Outputs: its rows, or half of them where each gate has its other.
     pub fn outputs(&self) -> usize {
-        let [n, _] = self.shape();
-        if self.gate().is_some() { n / 2 } else { n }
+        match self {
+            Packed::Plain(w) => w.shape()[0],
+            Packed::Wna16(w) => w.outputs(),
+        }
     }
 
     /// Allows products with y finer than x to round its weights to the type of x, once, if all lie within the range of f16; says

@@ -124,6 +124,11 @@ impl Weights {
         [self.n, self.k]
     }
 
+    /// Its rows, or half of them where each gate has its other.
+    pub(super) fn outputs(&self) -> usize {
+        if self.gate.is_some() { self.n / 2 } else { self.n }
+    }
+
     pub(super) fn format(&self) -> Format {
         Format { weight: self.format, act: self.act }
     }

@@ -70,7 +70,9 @@ impl ExpertLayer {
                 "takes as many weights of both kinds, up to 722, and no more choices than there are experts",
             );
         }
-        let Some(gate) = up[0].0.gate() else { return refuse("takes experts whose up is packed with its gate") };
+        if up[0].0.gate().is_none() {
+            return refuse("takes experts whose up is packed with its gate");
+        }
         let of_up = match Grouped::new(gpu, stream, up, x)? {
             Ok(product) => product,
             Err(why) => return Ok(Err(why)),
@@ -82,7 +84,7 @@ impl ExpertLayer {
         if of_down.k() != of_up.outputs() || of_down.outputs() != of_up.k() {
             return refuse("takes weights down that read what those up leave");
         }
-        let few = ExpertsGemv::new(gpu, stream, [up, down], gate, top_k, x)?.ok();
+        let few = ExpertsGemv::new(gpu, stream, [up, down], top_k, x)?.ok();
         Ok(Ok(Self { few, many: [of_up, of_down], experts: up.len(), top_k, x, tiles: None }))
     }
 

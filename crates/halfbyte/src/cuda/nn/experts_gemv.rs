@@ -131,7 +131,6 @@ impl ExpertsGemv {
         gpu: &Gpu,
         stream: &Stream,
         [up, down]: [&[ExpertWeight<'_>]; 2],
-        gate: Gate,
         top_k: usize,
         dtype: Float,
     ) -> Result<std::result::Result<Self, Reason>> {
@@ -139,9 +138,9 @@ impl ExpertsGemv {
         let (Some((of_up, _)), Some((of_down, _))) = (up.first(), down.first()) else {
             return refuse("takes at least one expert");
         };
-        if gpu.caps().arch.number < 80 || dtype == Float::F32 || !gate.gated {
-            return refuse("takes x in 16 bits from sm_80 on, and a gate");
-        }
+        let Some(gate) = of_up.gate().filter(|_| gpu.caps().arch.number >= 80 && dtype != Float::F32) else {
+            return refuse("takes x in 16 bits from sm_80 on, and up packed with its gate");
+        };
         let atom_of = |w: &Packed| match w {
             Packed::Wna16(of) if !w.format().act.is_quantized() && w.in_order() => Some(of.atom()),
             _ => None,

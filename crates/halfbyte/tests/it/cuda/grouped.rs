@@ -1,6 +1,7 @@
 //! Products with several weights in one launch, and who deals rows out to them.
 
 use super::gpus;
+use super::nn::experts::interleaved;
 use super::nn::{Bench, bits, close};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cuda::Workspace;
@@ -204,6 +205,14 @@ fn each_row_is_multiplied_by_its_weight() {
     }
 }
 
+fn gate_of(case: usize) -> Gate {
+    match case % 3 {
+        0 => Gate::SWIGLU,
+        1 => Gate { clamp: Some([1.702, 7.0]), ..Gate::SWIGLU },
+        _ => Gate { activation: Activation::Relu, ..Gate::SWIGLU },
+    }
+}
+
 /// `f(gate) · other`, and how far that may be off where gate and other are.
 fn gated(gate: (f64, f64), other: (f64, f64), of: Gate) -> (f64, f64) {
     let sigmoid = |v: f64| 1.0 / (1.0 + (-v).exp());
@@ -231,11 +240,7 @@ fn gates_let_through_what_they_should() {
             let (count, rows) = (1 + random.below(5), [1, 9, 60, 400, 1500][random.below(5)]);
             let (inner, k) = (8 * (1 + random.below(60)), 64 * (1 + random.below(20)));
             let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
-            let gate = match case % 3 {
-                0 => Gate::SWIGLU,
-                1 => Gate { clamp: Some([1.702, 7.0]), ..Gate::SWIGLU },
-                _ => Gate { activation: Activation::Relu, ..Gate::SWIGLU },
-            };
+            let gate = gate_of(case);
             let act = parse(name).act;
             let mut draw = || packed(&mut random, name, [inner, k], x_type);
             let tensors: Vec<[QTensor; 2]> = (0..count).map(|_| [draw(), draw()]).collect();
@@ -244,13 +249,7 @@ fn gates_let_through_what_they_should() {
                 |[first, up]: &[QTensor; 2]| packer.pack_gated([&first.into(), &up.into()], act, gate).unwrap();
             let weights: Vec<Packed> = tensors.iter().map(&mut pack).collect();
             let biases: Vec<[Vec<f32>; 2]> = (0..count).map(|_| [(); 2].map(|()| random.normals(inner))).collect();
-            let of_biases: Vec<Buffer<f32>> = biases
-                .iter()
-                .map(|[gate, up]| {
-                    gate.chunks(8).zip(up.chunks(8)).flat_map(|(a, b)| [a, b].concat()).collect::<Vec<_>>()
-                })
-                .map(|bias| bench.upload(&bias))
-                .collect();
+            let of_biases: Vec<Buffer<f32>> = biases.iter().map(|pair| bench.upload(&interleaved(pair))).collect();
             let all: Vec<_> = weights.iter().zip(&of_biases).map(|(w, bias)| (w, Some(bias.view()))).collect();
             let product = Grouped::new(&gpu, &bench.stream, &all, x_type).unwrap().unwrap();
             assert_eq!((product.outputs(), product.k()), (inner, k));
@@ -301,20 +300,14 @@ fn products_alone_gate_what_they_leave() {
             let m = [1, 3, 17, 64, 130, 300, 700][random.below(7)];
             let (inner, k) = (8 * (1 + random.below(200)), 64 * (1 + random.below(40)));
             let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
-            let gate = match case % 3 {
-                0 => Gate::SWIGLU,
-                1 => Gate { clamp: Some([1.702, 7.0]), ..Gate::SWIGLU },
-                _ => Gate { activation: Activation::Relu, ..Gate::SWIGLU },
-            };
+            let gate = gate_of(case);
             let act = parse(name).act;
             let pair = [(); 2].map(|()| packed(&mut random, name, [inner, k], x_type));
             let mut packer = Packer::new(&gpu, &bench.stream);
             let w = packer.pack_gated(pair.each_ref().map(Into::into).each_ref(), act, gate).unwrap();
             assert_eq!((w.shape(), w.outputs(), w.gate()), ([2 * inner, k], inner, Some(gate)));
             let biases = [(); 2].map(|()| random.normals(inner));
-            let in_turns: Vec<f32> =
-                biases[0].chunks(8).zip(biases[1].chunks(8)).flat_map(|(a, b)| [a, b].concat()).collect();
-            let bias = bench.upload(&in_turns);
+            let bias = bench.upload(&interleaved(&biases));
             let x = rounded(&random.normals(m * k), x_type);
             let on_device = bench.floats(&x, x_type);
             let y_type = [x_type, Float::F32][random.below(2)];

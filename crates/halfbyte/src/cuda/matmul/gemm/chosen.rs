@@ -284,8 +284,7 @@ impl<T: Gemm> Chosen<T> {
 
     /// Launches what is prepared, or prepares it first.
     fn launch(&self, on: Device<'_>, problem: &Problem, input: Input<'_>, to: Output<'_>) -> Result<()> {
-        let (Device { gpu, stream, w }, [n, k]) = (&on, on.w.shape());
-        let outputs = if w.gate().is_some() { n / 2 } else { n };
+        let (Device { gpu, stream, w }, [_, k], outputs) = (&on, on.w.shape(), on.w.outputs());
         let key = Key {
             x: input.address().map(|x| if T::MAPS { x } else { 0 }),
             workspace: (to.workspace.pointer(), to.workspace.len()),

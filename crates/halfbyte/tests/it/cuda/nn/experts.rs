@@ -133,7 +133,8 @@ fn product(w: &[f64], x: &[(f64, f64)], bias: f64) -> (f64, f64) {
 }
 
 /// Rows of gates and of what they let through, as they are packed.
-fn interleaved([gate, up]: &[Vec<f32>; 2]) -> Vec<f32> {
+/// Of gates and others eight in turn.
+pub(in super::super) fn interleaved([gate, up]: &[Vec<f32>; 2]) -> Vec<f32> {
     gate.chunks(8).zip(up.chunks(8)).flat_map(|(a, b)| [a, b].concat()).collect()
 }
 
@@ -170,7 +171,7 @@ fn rows_go_through_the_experts_that_they_chose() {
                 let all = packed.iter().zip(&of_biases);
                 all.map(|(w, bias)| (&w[i], with.then(|| bias[i].view()))).collect::<Vec<_>>()
             });
-            let kernel = ExpertsGemv::new(&gpu, &bench.stream, [&up, &down], Gate::SWIGLU, top_k, dtype);
+            let kernel = ExpertsGemv::new(&gpu, &bench.stream, [&up, &down], top_k, dtype);
             let kernel = kernel.unwrap().unwrap();
             // Not the same expert twice for a row.
             let mut choose = || {
@@ -251,7 +252,7 @@ fn experts_of_other_shapes_and_forms_are_refused() {
         let others = [pair("w4a16-g128", [512, 512]), pair("w4a16-g64", [256, 512]), pair("w8a16-g128", [256, 512])];
         let new = |all: &[&[Packed; 2]], top_k, dtype| {
             let [up, down] = [0, 1].map(|i| all.iter().map(|of| (&of[i], None)).collect::<Vec<_>>());
-            ExpertsGemv::new(&gpu, &bench.stream, [&up, &down], Gate::SWIGLU, top_k, dtype).unwrap()
+            ExpertsGemv::new(&gpu, &bench.stream, [&up, &down], top_k, dtype).unwrap()
         };
         assert!(new(&[&one], 1, Float::F16).is_ok() && new(&[&one, &one], 2, Float::F16).is_ok());
         assert!(new(&[&one], 1, Float::BF16).is_err() && new(&[&one], 1, Float::F32).is_err());
@@ -263,6 +264,6 @@ fn experts_of_other_shapes_and_forms_are_refused() {
         assert!(new(&[&pair("w8a16", [256, 512])], 1, Float::F16).is_err());
         let swapped = (&one[1], None);
         let all = [&[swapped][..], &[swapped][..]];
-        assert!(ExpertsGemv::new(&gpu, &bench.stream, all, Gate::SWIGLU, 1, Float::F16).unwrap().is_err());
+        assert!(ExpertsGemv::new(&gpu, &bench.stream, all, 1, Float::F16).unwrap().is_err());
     }
 }

@@ -3,7 +3,7 @@
 mod attention;
 mod collectives;
 mod dense;
-mod experts;
+pub(super) mod experts;
 mod logits;
 mod persistent_decode;
 mod rows;

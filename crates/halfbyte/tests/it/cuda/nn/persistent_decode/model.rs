@@ -1,6 +1,7 @@
 //! Models of a few layers: packed for the kernel, and computed in f64 with the roundings that it makes.
 
 use super::super::Bench;
+use super::super::experts::interleaved;
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Packed, Packer};
@@ -70,6 +71,8 @@ pub(super) struct Case {
     pub(super) alibi: bool,
     pub(super) gate: Gate,
     pub(super) dtype: Float,
+    /// Whether gates are packed beside what they let through, where they may be or not.
+    pub(super) beside: bool,
     /// Tokens before the first that is looked at.
     pub(super) before: usize,
     pub(super) window: Option<usize>,
@@ -80,9 +83,9 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Whether gates are packed beside what they let through: of experts always, of other layers in half of the cases.
+    /// Whether gates are packed beside what they let through: of experts always, of K types never.
     fn are_gates_beside(&self) -> bool {
-        self.mixture.is_some() || self.gate.gated && self.k_types.is_empty() && self.before.is_multiple_of(2)
+        self.mixture.is_some() || self.beside && self.gate.gated && self.k_types.is_empty()
     }
 }
 
@@ -182,11 +185,8 @@ impl Layer {
             };
             let bias = case.biases.then(|| {
                 let (values, buffer) = vector(random, n, 0.0);
-                let in_turns = || [0..inner, inner..n].map(|rows| values[rows].chunks(8));
-                let interleaved = gated
-                    .then(in_turns)
-                    .map(|[gates, ups]| gates.zip(ups).flat_map(|(a, b)| [a, b].concat()).collect::<Vec<_>>());
-                let buffer = interleaved.map_or(buffer, |rows| bench.upload(&rows));
+                let in_turns = || interleaved(&[0..inner, inner..n].map(|rows| values[rows].to_vec()));
+                let buffer = if gated { bench.upload(&in_turns()) } else { buffer };
                 (values, buffer)
             });
             Product { w: dequantize(&w), quantized, packed, bias }
