@@ -72,7 +72,7 @@ DEV void prefetch_cache(const Params& p, const Layer& layer, u32 now) {
 
 // Scores and sums of each warp, over the tiles that it takes of a part.
 DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
-  const Layer& layer = m.layers()[layer_number];
+  const Layer& layer = m.layer(layer_number);
   const u32 now = m.step()[0];
   constexpr u32 G = HEADS_OF_GROUP;
   constexpr float LOG2_E = 1.4426950408889634f;
@@ -144,7 +144,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
     if (tile + g >= to) s[0] = s[1] = __int_as_float(0xff800000);
     if (tile + g + 8 >= to) s[2] = s[3] = __int_as_float(0xff800000);
     if (PAGED) {
-      const u32 first = first_seen(m.step()[0] + 1, m.layers()[again(layer_number)].window);
+      const u32 first = first_seen(m.step()[0] + 1, m.layer(again(layer_number)).window);
       if (tile + g < first) s[0] = s[1] = __int_as_float(0xff800000);
       if (tile + g + 8 < first) s[2] = s[3] = __int_as_float(0xff800000);
     }
@@ -273,7 +273,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
 
 // The warps' sums, each shifted to the greatest score of all; then those of parts.
 DEV void join(const Params& p, const Shared& m, u32 layer_number) {
-  const Parts parts(m.step()[0], m.layers()[layer_number].window);
+  const Parts parts(m.step()[0], m.layer(layer_number).window);
   if (block_index() >= KV_HEADS * parts.count) return;
   constexpr u32 G = HEADS_OF_GROUP;
   const u32 lane = thread_index() & 31, kv_head = block_index() % KV_HEADS, part = block_index() / KV_HEADS;

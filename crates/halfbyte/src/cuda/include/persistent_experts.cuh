@@ -84,7 +84,7 @@ DEV void choose(const Params& p, const Shared& m, u32 layer) {
   constexpr bool QUADS = EXPERTS % 4 == 0 && EXPERTS > 64;
   constexpr u32 OF_LANE = QUADS ? (EXPERTS + 127) / 128 * 4 : (EXPERTS + 31) / 32;
   const u32 lane = thread_index(), first = lane * OF_LANE;  // a lane's experts lie side by side
-  const Layer& of = m.layers()[layer];
+  const Layer& of = m.layer(layer);
   u32* const logits = set_of(p, m) + layer * WORDS_OF_LAYER + AT_LOGITS;
   u64 w[OF_LANE][2];
 #pragma unroll

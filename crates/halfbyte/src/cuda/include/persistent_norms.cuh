@@ -11,6 +11,16 @@ DEV float2 load_early(const float* p) {
   asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
   return v;
 }
+DEV u32 load_early(const u32* p) {
+  u32 v;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
+template <class T> DEV T* load_early(T* const* p) {
+  T* v;
+  asm volatile("ld.global.nc.u64 %0, [%1];" : "=l"(v) : "l"(p));
+  return v;
+}
 // The places of this step.
 DEV u32* set_of(const Params& p, const Shared& m) { return p.words + m.step()[2]; }
 // Sums of warps, added up.

@@ -70,11 +70,11 @@ struct Layer {
   u32 window;  // 0: none
   u32 forms;  // of the weights of each product, and of values where they are apart: 4 bits each
   __device__ __forceinline__ const Product& product(u32 i) const { return (&qkv)[i]; }
-  __device__ __forceinline__ u32 form(u32 i) const { return forms >> (4 * i) & 15; }
 };
+static __device__ __forceinline__ u32 form_of(u32 forms, u32 i) { return forms >> (4 * i) & 15; }
 constexpr u32 VALUES = 4;  // their place among forms
 struct Params {
-  const Layer* layers;
+  const Layer* layers;  // [count]
   const u64* scales;  // [layers][products]: where the scales of a product's rows are, two bytes each, in their order
   const u32 *token, *position;
   const void* embedding;  // [vocab][HIDDEN]
@@ -200,10 +200,10 @@ constexpr u32 X = WARPS * STAGES * STAGE, REDUCE = X + X_BYTES, ANGLES = REDUCE 
               RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_GROUP + 2) * HEAD * 4,
               ROUTED = BARRIERS + WARPS * STAGES * 16, CHOICES = ROUTED + (EXPERTS ? 16 : 0),
               DOTS = CHOICES + (EXPERTS ? CHOSEN * sizeof(Expert) : 0), PLANS = DOTS + OF_BLOCK * WARPS * 4,
-              TABLE = PLANS + 4 * sizeof(Plan);
+              LAYERS = PLANS + 4 * sizeof(Plan), SHARED_BYTES = LAYERS + 2 * sizeof(Layer);
 
-static_assert(TABLE == HB_TABLE, "the host's sum");
-static_assert(sizeof(Plan) % 16 == 0 && QUERIES % 16 == 0, "alignment");
+static_assert(SHARED_BYTES == HB_SHARED_BYTES, "the host's sum");
+static_assert(sizeof(Plan) % 16 == 0 && QUERIES % 16 == 0 && LAYERS % 16 == 0, "alignment");
 template <class T> DEV T* at_shared(u32 offset) { return reinterpret_cast<T*>(shared + offset); }
 struct Shared {
   // Of attention: sums of warps; what they are shifted by.
@@ -227,13 +227,23 @@ struct Shared {
   // Of the stream with the router's rows that this block has, those of each warp: [OF_BLOCK][WARPS].
   __device__ __forceinline__ float* dots() const { return at_shared<float>(DOTS); }
   __device__ __forceinline__ Plan& plan(u32 product) const { return at_shared<Plan>(PLANS)[product]; }
-  __device__ __forceinline__ const Layer* layers() const { return at_shared<const Layer>(TABLE); }
+  // Of this layer, and of the next when that is near.
+  __device__ __forceinline__ const Layer& layer(u32 i) const { return at_shared<const Layer>(LAYERS)[i & 1]; }
   __device__ __forceinline__ u16* queries() const { return at_shared<u16>(QUERIES); }  // [2][8][QUERY_ROW]
   __device__ __forceinline__ u32* key() const { return at_shared<u32>(KEY); }  // of this token [HEAD / 2]
   __device__ __forceinline__ u32* value() const { return at_shared<u32>(VALUE); }
   __device__ __forceinline__ float* raw() const { return at_shared<float>(RAW); }  // [HEADS_OF_GROUP + 2][HEAD]
 };
 DEV void sync() { barrier_sync(1, THREADS); }
+
+// Asks for what is known of a layer, to shared memory. Threads wait for what they have asked for, then for each other.
+DEV void ask_for_layer(const Params& p, u32 i) {
+  const u32 at = 16 * threadIdx.x;
+  if (i < p.count && at < sizeof(Layer))
+    copy_16(shared_address(shared) + LAYERS + (i & 1) * sizeof(Layer) + at,
+            reinterpret_cast<const u8*>(p.layers + i) + at);
+  copy_commit();
+}
 
 // A warp fills in the plan of a product: divisions are slow, and the same in every layer.
 DEV void make_plan(Plan& plan, u32 product) {

@@ -11,21 +11,24 @@
 // layer's q, k, v and output.
 struct Ahead {
   u32 layer = 0, product = 0, left = 0, j, t;
-  __device__ __forceinline__ void begin(const Plan& plan, u32 warp) {
+  const u8* w;
+  __device__ __forceinline__ void begin(const Params& p, const Plan& plan, u32 warp) {
+    w = p.layers[layer].product(product).w;
     left = (plan.run[warp] >> 16) - (plan.run[warp] & 0xffff);
     j = plan.start[warp] & 0xffff, t = (plan.start[warp] >> 16) * STEPS;
   }
   // One stage, if there is one left.
-  __device__ __forceinline__ void bring(const Shared& m, u32 warp, u32 of_layer, u32 count) {
+  __device__ __forceinline__ void bring(const Params& p, const Shared& m, u32 warp, u32 of_layer) {
+    if (of_layer == p.count) return;
     if (layer != of_layer) {
       layer = of_layer, product = 0;
-      begin(m.plan(0), warp);
+      begin(p, m.plan(0), warp);
     }
-    if (left == 0 && product == 0) begin(m.plan(++product), warp);
-    if (left == 0 || layer == count) return;
+    if (left == 0 && product == 0) begin(p, m.plan(++product), warp);
+    if (left == 0) return;
     const Plan& plan = m.plan(product);
     const Place place = plan.of(0)[j];
-    const u8* codes = m.layers()[layer].product(product).w + u64(place.offset) * 32 + t * place.wide;
+    const u8* codes = w + u64(place.offset) * 32 + t * place.wide;
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++, codes += place.wide) {
       prefetch_bulk(codes, codes_of(0));
@@ -36,8 +39,23 @@ struct Ahead {
   }
 };
 
+// Where a product's weights are, and their forms: asked for a product ahead, from memory.
+struct WeightsOf {
+  const u8 *w, *of_values;
+  u32 forms;
+  DEV WeightsOf ask(const Params& p, u32 number) {
+    WeightsOf of{};
+    if (number >= 4 * p.count) return of;
+    const Layer& layer = p.layers[number >> 2];
+    of.w = load_early(&layer.product(number & 3).w);
+    if (VALUES_APART) of.of_values = load_early(&layer.w_of_values);
+    if (FORMS) of.forms = load_early(&layer.forms);
+    return of;
+  }
+};
+
 // The warps that bring weights: a lane a ring. Lanes do not wait for each other: one whose ring is full looks again.
-DEV void bring(u32 count, const Shared& m) {
+DEV void bring(const Params& p, const Shared& m) {
   constexpr u32 RINGS = WARPS / COPYING_WARPS;
   if ((threadIdx.x & 31) >= RINGS) return;
   const u32 warp = (threadIdx.x - THREADS) / 32 * RINGS + (threadIdx.x & 31);
@@ -55,15 +73,15 @@ DEV void bring(u32 count, const Shared& m) {
     u32 codes;
   } of, of_values;  // from row block `apart` on
   u32 apart = 0;
+  WeightsOf coming = WeightsOf::ask(p, 0);
   auto begin = [&] {
-    for (; left == 0 && next < 4 * count; next++) {
+    for (; left == 0 && next < 4 * p.count; next++) {
       const Plan& plan = m.plan(next & 3);
-      const Layer& layer = m.layers()[next >> 2];
-      const Product& product = layer.product(next & 3);
-      const u32 form = layer.form(next & 3), form_of_values = layer.form(VALUES);
-      of = {product.w, plan.of(form), codes_of(form)}, blocks = plan.blocks;
+      const u32 form = form_of(coming.forms, next & 3), form_of_values = form_of(coming.forms, VALUES);
+      of = {coming.w, plan.of(form), codes_of(form)}, blocks = plan.blocks;
       if (VALUES_APART)
-        apart = plan.apart, of_values = {layer.w_of_values, plan.of(form_of_values), codes_of(form_of_values)};
+        apart = plan.apart, of_values = {coming.of_values, plan.of(form_of_values), codes_of(form_of_values)};
+      coming = WeightsOf::ask(p, next + 1);
       left = (plan.run[warp] >> 16) - (plan.run[warp] & 0xffff);
       j = plan.start[warp] & 0xffff, t = (plan.start[warp] >> 16) * STEPS;
     }
@@ -76,7 +94,7 @@ DEV void bring(u32 count, const Shared& m) {
     const u32 product = (next - 1) & 3;
     const bool of_expert = EXPERTS && product >= 2;
     if (of_expert && !mbarrier_is(routed, (next - 1) >> 2 & 1)) {
-      ahead.bring(m, warp, ((next - 1) >> 2) + 1, count);
+      ahead.bring(p, m, warp, ((next - 1) >> 2) + 1);
       continue;
     }
     const bool value = VALUES_APART && j >= apart;
@@ -170,7 +188,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
       mbarrier_wait(full + 8 * stage, phase);
       Sums sum = {0, 0};
       if constexpr (FORMS) {
-        const u32 form = layer.form(VALUES_APART && j >= plan.apart ? VALUES : product);
+        const u32 form = form_of(layer.forms, VALUES_APART && j >= plan.apart ? VALUES : product);
         multiply_units(form, at, lane, b, of_groups, weight, sum);
       } else {
         u32 codes[STEPS][words_of(8)], scales[STEPS][PARTS];

@@ -39,7 +39,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
   constexpr u32 AT = PRODUCT == 0 ? AT_QKV : PRODUCT == 1 ? AT_MIDDLE : INSIDE_MLP ? AT_INNER : WORDS_OF_LAYER;
   const Plan& plan = m.plan(PRODUCT);
   u32* const words = set_of(p, m) + layer * WORDS_OF_LAYER;
-  const float* const bias = m.layers()[layer].product(PRODUCT).bias;
+  const float* const bias = m.layer(layer).product(PRODUCT).bias;
   // What output and down are added to; it is the first rank's.
   const u32* const stream = words + (PRODUCT == 1 ? 0 : AT_MIDDLE);
   const u32 first = 16 * plan.first, pairs = 8 * plan.blocks;
@@ -57,8 +57,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     float2 added = make_float2(0, 0);
     if (bias && there) {
       const bool value = VALUES_APART && PRODUCT == 0 && row >= 16 * OF_QUERIES_AND_KEYS;
-      const float* const of_row =
-          (value ? m.layers()[layer].bias_of_values : bias) + row + (GATES && i & 8 ? INNER : 0);
+      const float* const of_row = (value ? m.layer(layer).bias_of_values : bias) + row + (GATES && i & 8 ? INNER : 0);
       added = make_float2(__ldg(of_row), __ldg(of_row + 8));
     }
     u32 scales = 0;
@@ -73,7 +72,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     if (waits) sync();
     waits = false;
     if (i0 >= pairs) break;
-    float factor = ADDS ? 1.0f : factor_of_norm(m, m.layers()[layer].eps[PRODUCT / 2]);
+    float factor = ADDS ? 1.0f : factor_of_norm(m, m.layer(layer).eps[PRODUCT / 2]);
     if (WHOLE) factor *= m.all().step.power;
     float2 v = rows(m, there ? i : 0);
     if (ROWS_SCALED) v.x *= low(scales), v.y *= high(scales);
@@ -118,13 +117,13 @@ DEV Input input_of(const Params& p, const Shared& m, u32 number, const Layer& la
 
 // Brings what the layer will read besides weights into the second-level cache.
 DEV void prefetch(const Params& p, const Shared& m, u32 i) {
-  const Layer& layer = m.layers()[i];
+  const Layer& layer = m.layer(i);
   prefetch_cache(p, layer, m.step()[0]);
   prefetch_router(layer);
   if (block_index() != BLOCKS - 1) return;
   const bool last = i + 1 == p.count;
-  const float* const weights[2] = {layer.norms[1], last ? p.norm : m.layers()[i + 1].norms[0]};
-  const float* const biases[2] = {layer.norm_biases[1], last ? p.norm_bias : m.layers()[i + 1].norm_biases[0]};
+  const float* const weights[2] = {layer.norms[1], last ? p.norm : p.layers[i + 1].norms[0]};
+  const float* const biases[2] = {layer.norm_biases[1], last ? p.norm_bias : p.layers[i + 1].norm_biases[0]};
 #pragma unroll 1
   for (u32 e = 32 * thread_index(); e < HIDDEN; e += 32 * THREADS)
     for (u32 j = 0; j < 2; j++) {
@@ -143,14 +142,14 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
     mbarrier_init(bar + 8 * STAGES, 1);
   }
   if (EXPERTS && threadIdx.x == 0) mbarrier_init(shared_address(shared) + ROUTED, 1);
-  for (u32 i = threadIdx.x; i < p.count * sizeof(Layer) / 4; i += THREADS + 32 * COPYING_WARPS)
-    at_shared<u32>(TABLE)[i] = reinterpret_cast<const u32*>(p.layers)[i];
+  ask_for_layer(p, 0);
   mbarrier_init_fence();
   if (threadIdx.x < 4 * 32) make_plan(m.plan(threadIdx.x / 32), threadIdx.x / 32);
+  copy_wait<0>();
   __syncthreads();
   if (threadIdx.x >= THREADS) {
     registers_decrease<LAYER_NORM ? 32 : 56>();
-    bring(p.count, m);
+    bring(p, m);
     return;
   }
   registers_increase<LAYER_NORM ? 160 : 152>();
@@ -193,8 +192,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
 #pragma unroll 1
   for (u32 number = 0; number < 4 * p.count; number++) {
     const u32 product = number & 3;
-    const Layer& of = m.layers()[number >> 2];
+    const Layer& of = m.layer(number >> 2);
     if (product == 0) prefetch(p, m, number >> 2);
+    // The layer before has been left by all, since they have met in this layer's q, k and v; and they meet in down.
+    if (product == 1) ask_for_layer(p, (number >> 2) + 1);
+    if (product == 3) copy_wait<0>();
     multiply(p, m, again(number), of, input_of(p, m, again(number), of));
     const u32 layer = again(number) >> 2;
     switch (again(number) & 3) {

@@ -422,7 +422,7 @@ impl PersistentDecode {
             eps: step.norm.eps,
         };
         let form = Launch {
-            shared_bytes: narrow(OP, "bytes", self.plan.shared_bytes())?,
+            shared_bytes: narrow(OP, "bytes", self.plan.shared_bytes)?,
             cooperative: true,
             ..Launch::linear(self.plan.blocks as u32, 32 * (WARPS + COPYING_WARPS) as u32)
         };

@@ -84,8 +84,8 @@ pub struct Plan {
     /// Steps of 128 columns in a stage.
     steps: usize,
     stages: usize,
-    /// Bytes of shared memory before the table of layers.
-    table: usize,
+    /// Of a block.
+    pub(super) shared_bytes: usize,
 }
 
 impl Plan {
@@ -229,22 +229,22 @@ impl Plan {
                 blocks,
                 steps,
                 stages,
-                table: 0,
+                shared_bytes: 0,
             };
-            Self { table: plan.begin_of_table(), ..plan }
+            Self { shared_bytes: plan.sum_of_shared(), ..plan }
         };
         let steps = if even { 1..=2 } else { 1..=1 };
         let mut plans = steps.rev().flat_map(|steps| (STAGES[0]..=STAGES[1]).rev().map(move |stages| (steps, stages)));
         let room = caps.shared_bytes as usize;
         let fitting =
-            plans.find_map(|(steps, stages)| Some(with(steps, stages)).filter(|plan| plan.shared_bytes() <= room));
+            plans.find_map(|(steps, stages)| Some(with(steps, stages)).filter(|plan| plan.shared_bytes <= room));
         fitting.ok_or_else(|| {
-            Reason(format!("a model that fits {} bytes of shared memory: fewer layers, or shorter", caps.shared_bytes))
+            Reason(format!("a model that fits {} bytes of shared memory: shorter layers", caps.shared_bytes))
         })
     }
 
-    /// Where the table of layers begins in shared memory; as the source counts it.
-    fn begin_of_table(&self) -> usize {
+    /// Bytes of shared memory; as the source counts them.
+    fn sum_of_shared(&self) -> usize {
         let Sizes { inner, heads, pairs, .. } = self.sizes;
         let (head, group, shapes) = (heads.head_size, heads.group(), self.shapes());
         let Weights { atom, forms, .. } = self.weights;
@@ -275,16 +275,17 @@ impl Plan {
         let of_experts = self
             .mixture
             .map_or(0, |Mixture { experts, top_k, .. }| 16 + 32 * top_k + 4 * WARPS * experts.div_ceil(self.blocks));
-        WARPS * self.stages * (self.steps * unit + 16) + x + rest + of_experts + PRODUCTS * plan
+        WARPS * self.stages * (self.steps * unit + 16)
+            + x
+            + rest
+            + of_experts
+            + PRODUCTS * plan
+            + 2 * size_of::<Layer>()
     }
 
     /// Outputs and reduction of each product.
     fn shapes(&self) -> [[usize; 2]; PRODUCTS] {
         self.sizes.shapes(self.mixture.map_or(1, |mixture| mixture.top_k), self.steps_of_layer.gate)
-    }
-
-    pub(super) fn shared_bytes(&self) -> usize {
-        self.table + self.layers * size_of::<Layer>()
     }
 
     /// Positions of a text are divided into at most so many parts for each key head; as in the source.
@@ -358,7 +359,7 @@ impl Plan {
             ("BLOCKS", self.blocks),
             ("STEPS", self.steps),
             ("STAGES", self.stages),
-            ("TABLE", self.table),
+            ("SHARED_BYTES", self.shared_bytes),
         ];
         let instance =
             Instance::new(&SOURCE, "persistent_decode").with(numbers.map(|(name, value)| format!("HB_{name}={value}")));
