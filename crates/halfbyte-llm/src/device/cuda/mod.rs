@@ -27,7 +27,7 @@ use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Plan, QuantizedForm};
-use halfbyte::cuda::nn::{self, ExpertLayer, PersistentPlan};
+use halfbyte::cuda::nn::{self, ExpertLayer, PersistentLayers};
 use halfbyte::kernel::KvType;
 use halfbyte::{Cuda, Float};
 use kernels::Kernels;
@@ -73,7 +73,7 @@ pub(crate) struct CudaModel {
     no_rope: nn::Rope,
     decoder: Decoder<OnCuda>,
     /// What all layers of a step of one token are computed by; None: kernel by kernel.
-    persistent: Option<PersistentPlan>,
+    persistent: Option<Arc<PersistentLayers>>,
     /// Of each mixture, in order, all experts together; None: they are multiplied one by one.
     expert_layers: Vec<Option<ExpertLayer>>,
     /// Of one text, that go through the layers together.
@@ -124,6 +124,7 @@ impl CudaModel {
             let all = comm.all_gather_bytes(own)?;
             persistent = persistent.filter(|_| all.iter().all(|places| places == own));
         }
+        let persistent = persistent.map(|plan| persistent::layers(&cuda, &decoder, plan)).transpose()?;
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
         let expert_layers = experts::layers(&cuda, &decoder, activations)?;
         // What products are computed by is decided here, and not by the first token.
@@ -198,10 +199,10 @@ impl CudaModel {
 
     /// What computes one row of all layers, if they go through one kernel.
     fn plan_of_one_row(&self) -> Option<PlanOfRows> {
-        self.persistent.as_ref().map(|plan| PlanOfRows {
+        self.persistent.as_ref().map(|layers| PlanOfRows {
             rows: [1, 1],
             kernel: "persistent_decode",
-            configuration: plan.describe(),
+            configuration: layers.plan().describe(),
             workspace_bytes: 0,
         })
     }
@@ -260,7 +261,7 @@ impl Resident for CudaModel {
             instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size), &[self.kv]));
         }
         instances.push(self.decoder.vocabulary.embedding.instance()?);
-        instances.extend(self.persistent.iter().map(PersistentPlan::instance));
+        instances.extend(self.persistent.iter().map(|layers| layers.plan().instance()));
         instances.extend(self.instances_of_experts());
         if self.comm.size() > 1 {
             instances.extend(nn::instances_of_ranks());

@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::nn::{
-    HeadNorms, KvCache, PersistentDecode, PersistentPlan, Rope, StepExperts, StepLayer, StepMlp, StepSizes, StreamNorm,
+    HeadNorms, KvCache, PersistentDecode, PersistentLayers, PersistentPlan, Rope, StepExperts, StepLayer, StepMlp,
+    StepSizes, StreamNorm,
 };
 use halfbyte::kernel::Reason;
 use halfbyte::{Cuda, Float};
@@ -42,6 +43,13 @@ pub(super) fn plan(
     let pairs = rope.map_or(0, |rope| rope.of(0).pairs());
     let sizes = StepSizes { hidden: decoder.hidden, inner, heads: decoder.heads, pairs };
     PersistentPlan::of(caps, sizes, &layers, dtype)?.among(ranks)
+}
+
+/// The layers of a model, as the kernel is told of them.
+pub(super) fn layers(cuda: &Cuda, decoder: &Decoder<OnCuda>, plan: PersistentPlan) -> Result<Arc<PersistentLayers>> {
+    let layers = decoder.layers.iter().map(step_layer).collect::<Option<Vec<_>>>();
+    let layers = layers.ok_or_else(|| Error::invalid("a step in one kernel", "layers that it takes", "others"))?;
+    Ok(Arc::new(PersistentLayers::new(cuda.gpu(), cuda.stream(), plan, &layers)?))
 }
 
 /// What the kernel lacks for a model. All of a model is taken apart here, so that what is added to it must be said.
@@ -152,11 +160,8 @@ pub(super) fn over(
     paged: bool,
     ranks: Option<&Ranks>,
 ) -> Result<Option<PersistentDecode>> {
-    let Some(plan) = model.persistent.clone() else { return Ok(None) };
-    let plan = if paged { plan.paged() } else { plan };
-    let layers = model.decoder.layers.iter().map(step_layer).collect::<Option<Vec<_>>>();
-    let layers = layers.ok_or_else(|| Error::invalid("a step in one kernel", "layers that it takes", "others"))?;
-    let kernel = PersistentDecode::new(cuda.gpu(), cuda.stream(), plan, &layers, cache)?;
+    let Some(layers) = &model.persistent else { return Ok(None) };
+    let kernel = PersistentDecode::new(cuda.gpu(), cuda.stream(), layers, cache, paged)?;
     match ranks {
         None => Ok(Some(kernel)),
         Some(ranks) => ranks.side_by_side(cuda, kernel),

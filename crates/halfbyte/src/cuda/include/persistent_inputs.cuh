@@ -13,10 +13,13 @@ struct Input {
   const u32* words;
   u32 count;  // of words
   Norm norm;  // of the stream
+  const u32* sums;  // of the stream, where its mean comes from these
   const void* router;  // of experts, or null
 };
 // Whether all of it is looked at before it is multiplied: x has one rule, or the norm or a choice needs all.
-DEV bool looks_at_all(const Input& of) { return WHOLE || !of.pairs && (LAYER_NORM || EXPERTS && of.router != nullptr); }
+DEV bool looks_at_all(const Input& of) {
+  return WHOLE || !of.pairs && (LAYER_NORM && !MEAN_OF_SUMS || EXPERTS && of.router != nullptr);
+}
 
 // Two halves at a time; what is infinite or NaN stays greatest.
 DEV u32 greatest_pairs(const uint4& v) {
@@ -84,7 +87,8 @@ struct InputColumns {
   // Of pairs those of this stage and of the next. Of the stream parts of a rank, and what the ranks before it add up
   // to, at first parts of rank 0.
   uint4 v[STEPS], sum[STEPS];
-  NormColumns norm[STEPS];
+  NormColumns<LAYER_NORM && !MEAN_OF_SUMS> norm[STEPS];
+  float mean;  // of the stream, where it comes from sums
   u32 first;  // the first step of columns
   u32 rank;  // whose parts `v` is
 
@@ -162,9 +166,12 @@ struct InputColumns {
     float squares = 0;
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++, unit += X_UNIT) {
-      if (!LAYER_NORM) squares += sum_of_squares(sum[k], 0);
       float x[4];
-      norm[k].of(m, sum[k], x);
+      if (MEAN_OF_SUMS)
+        norm[k].of_centred(mean, sum[k], x);
+      else
+        norm[k].of(m, sum[k], x);
+      if (!LAYER_NORM || MEAN_OF_SUMS) squares += sum_of_squares(sum[k], MEAN_OF_SUMS ? mean : 0);
       const Step step = step_of(__reduce_max_sync(ALL_LANES, greatest_of(x)));
       put_digits(unit, lane >> 2, lane & 3, x, step.over);
       if (lane == 0) put_power(unit, step.power);

@@ -33,9 +33,10 @@ DEV float sum_of_warps(const float* of_warps) {
   }
   return sum;
 }
-// 1 / what a norm divides by, from the squares that warps have added up; a LayerNorm has divided.
+// 1 / what a norm divides by, from the squares that warps have added up; a LayerNorm that looks at all has divided.
 DEV float factor_of_norm(const Shared& m, float eps) {
-  return LAYER_NORM ? 1.0f : rsqrtf(sum_of_warps(m.reduce()) / float(HIDDEN) + eps);
+  if (LAYER_NORM && !MEAN_OF_SUMS) return 1.0f;
+  return rsqrtf(sum_of_warps(m.reduce()) / float(HIDDEN) + eps);
 }
 struct Norm {
   const float *weight, *bias;  // [HIDDEN]; the bias of a LAYER_NORM
@@ -47,15 +48,15 @@ struct Norm {
 DEV float normed(const Shared& m, float x, float weight, float bias) {
   return LAYER_NORM ? fmaf((x - m.all().mean) * m.all().factor, weight, bias) : x * weight;
 }
-// A norm's weights and biases of four columns that lie together.
-struct NormColumns {
-  static constexpr u32 BIASES = LAYER_NORM ? 2 : 1;
+// A norm's weights of four columns that lie together, and its biases where it ADDS them.
+template <bool ADDS> struct NormColumns {
+  static constexpr u32 BIASES = ADDS ? 2 : 1;
   float2 weight[2], bias[BIASES];
   __device__ __forceinline__ void load(const Norm& norm, u32 place) {
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
       weight[h] = load_early(norm.weight + column_at(place) + 8 * h);
-      bias[h % BIASES] = LAYER_NORM ? load_early(norm.bias + column_at(place) + 8 * h) : make_float2(0, 0);
+      bias[h % BIASES] = ADDS ? load_early(norm.bias + column_at(place) + 8 * h) : make_float2(0, 0);
     }
   }
   __device__ __forceinline__ void of(const Shared& m, const uint4& v, float (&x)[4]) const {
@@ -63,6 +64,11 @@ struct NormColumns {
     x[1] = normed(m, __uint_as_float(v.y), weight[1].x, bias[1 % BIASES].x);
     x[2] = normed(m, __uint_as_float(v.z), weight[0].y, bias[0].y);
     x[3] = normed(m, __uint_as_float(v.w), weight[1].y, bias[1 % BIASES].y);
+  }
+  // Less a mean, neither divided nor added to.
+  __device__ __forceinline__ void of_centred(float mean, const uint4& v, float (&x)[4]) const {
+    x[0] = (__uint_as_float(v.x) - mean) * weight[0].x, x[1] = (__uint_as_float(v.y) - mean) * weight[1].x;
+    x[2] = (__uint_as_float(v.z) - mean) * weight[0].y, x[3] = (__uint_as_float(v.w) - mean) * weight[1].y;
   }
 };
 DEV float sum_of_squares(const uint4& v, float mean) {
@@ -113,7 +119,7 @@ DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const
                         Then&& then, Each&& each) {
   constexpr u32 LOADS = LOADS_OF_STREAM;
   constexpr bool EARLY = NEEDED && LOADS <= (LAYER_NORM ? 4 : 8);  // where registers hold them beside the stream
-  NormColumns early[EARLY ? LOADS : 1];
+  NormColumns<LAYER_NORM> early[EARLY ? LOADS : 1];
   uint4 v[LOADS];
   auto place = [&](u32 i) { return 4 * (thread_index() + i * THREADS); };
 #pragma unroll
@@ -139,7 +145,7 @@ DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const
 #pragma unroll
   for (u32 i = 0; NEEDED && i < LOADS; i++) {
     if (place(i) >= HIDDEN) break;
-    NormColumns late;
+    NormColumns<LAYER_NORM> late;
     if (!EARLY) late.load(norm, place(i));
     float x[4];
     (EARLY ? early[EARLY ? i : 0] : late).of(m, v[i], x);

@@ -26,6 +26,9 @@ constexpr u32 SETS = RANKS == 1 ? 2 : 3;
 constexpr u32 STEPS = HB_STEPS, STAGES = HB_STAGES;  // steps of 128 columns in a stage; stages of a warp's ring
 constexpr u32 WARPS = 12, THREADS = 32 * WARPS, COPYING_WARPS = 4;  // that compute; that bring weights
 constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;  // of four words, of each thread
+// The mean of a stream is known from sums that blocks leave beside its rows, not from all of it, and what a norm adds is
+// in the biases of the products behind it: those of exact x with the norm's weights alone.
+constexpr bool MEAN_OF_SUMS = LAYER_NORM && !QUANTIZED && !BESIDE;
 constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
               QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
 // A unit is what a row block has of an atom: codes, then scales and zero points: its own where these are one piece,
@@ -113,11 +116,15 @@ DEV u32 again(u32 v) {
   asm volatile("" : "+r"(v));
   return v;
 }
+// Sums of a stream: those of each warp that leaves rows of it, of all blocks; of each rank.
+constexpr u32 SUMS_OF_STREAM = ((HIDDEN / 16 + BLOCKS - 1) / BLOCKS + 3) / 4, SUMS_OF_RANK = SUMS_OF_STREAM * BLOCKS;
 // Words of a layer: the stream that it begins with, each rank's part of it; q, k, v; what attention gives; the stream
-// after that; what the gate gives; what the router gives.
+// after that; what the gate gives; what the router gives; sums of both streams.
 constexpr u32 AT_QKV = RANKS * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH, AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2,
               AT_INNER = AT_MIDDLE + RANKS * HIDDEN, AT_LOGITS = AT_INNER + WIDTH / 2,
-              WORDS_OF_LAYER = AT_LOGITS + (EXPERTS + 3) / 4 * 4;
+              AT_SUMS = AT_LOGITS + (EXPERTS + 3) / 4 * 4,
+              WORDS_OF_LAYER = AT_SUMS + (MEAN_OF_SUMS ? (2 * RANKS * SUMS_OF_RANK + 3) / 4 * 4 : 0);
+static_assert(SUMS_OF_STREAM <= WARPS, "a sum of a warp");
 // A part of attention: sums, then greatest scores, then weights.  Parts lie behind all layers.
 constexpr u32 PART = HEADS_OF_GROUP * (HEAD + 2), PARTS_OF_LAYER = KV_HEADS * MOST_PARTS * PART;
 

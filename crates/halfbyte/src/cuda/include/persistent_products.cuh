@@ -144,6 +144,12 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
       if (adds) sums[i * SUMS_OF_BLOCK] = {0, 0};
   });
   if (EXPERTS && product == 2) choose(p, m, number >> 2);
+  if (MEAN_OF_SUMS && !input.pairs) {
+    const float of_warp = warp_sum(look_for_sums(p, input.sums));
+    if (lane == 0) m.squares()[warp] = of_warp;
+    sync();
+    columns.mean = sum_of_warps(m.squares()) / float(HIDDEN);
+  }
   float squares = 0;
   u32 stage = m.turns()[warp] >> 1, phase = m.turns()[warp] & 1;
 #pragma unroll 1

@@ -8,6 +8,7 @@
 // the other's words of that step, and so the other has ended step s, at whose beginning it reset that set.
 #pragma once
 #include "persistent_plan.cuh"
+#include "warp.cuh"
 
 constexpr u32 MOST_LOOKS = 1 << 23;  // each takes most of a microsecond
 
@@ -29,15 +30,27 @@ DEV void leave_at(u32* p, float2 v) {
   else
     asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(x), "r"(y) : "memory");
 }
-// This rank's part of a word of the stream, or of two that lie together; the place for rank 0 is `to`.
-template <class Word> DEV void leave_part(const Params& p, u32* to, Word v) {
+// This rank's part of a word of the stream, or of two that lie together; the place for rank 0 is `to`, parts of ranks
+// lie `apart`.
+template <class Word> DEV void leave_part(const Params& p, u32* to, Word v, u32 apart = HIDDEN) {
   if constexpr (RANKS == 1) {
     leave_at(to, v);
   } else {
-    const u32 at = u32(to - p.words) + p.rank * HIDDEN;
+    const u32 at = u32(to - p.words) + p.rank * apart;
 #pragma unroll 1
     for (u32 r = 0; r < RANKS; r++) leave_at(p.of_ranks[r] + at, v);
   }
+}
+// What a warp's rows of a stream add up to, of this rank; `to`: where sums of the stream begin.
+DEV void leave_sum_of_rows(const Params& p, u32* to, u32 warp, float of_lane) {
+  const float sum = warp_sum(of_lane);
+  if ((threadIdx.x & 31) == 0) leave_part(p, to + block_index() * SUMS_OF_STREAM + warp, sum, SUMS_OF_RANK);
+}
+DEV u32 look_at_word(const u32* p) {
+  if (RANKS == 1) return look(p);
+  u32 v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
 }
 DEV uint4 look_at_part(const u32* p) {
   if (RANKS == 1) return look_at_four(p);
@@ -101,6 +114,27 @@ template <u32 N, class At> DEV void look_for_stream(const Params& p, uint4 (&sum
     add_part(sum, part);
     if (rank + 1 < RANKS) ask(rank + 1, part);
   }
+}
+// What a thread has of the sums of a stream, of all ranks, added up.
+DEV float look_for_sums(const Params& p, const u32* sums) {
+  constexpr u32 ALL = RANKS * SUMS_OF_RANK, LOADS = (ALL + THREADS - 1) / THREADS;
+  u32 v[LOADS];
+  auto at = [&](u32 i) { return thread_index() + i * THREADS; };
+#pragma unroll
+  for (u32 i = 0; i < LOADS; i++) v[i] = at(i) < ALL ? look_at_word(sums + at(i)) : 0;
+#pragma unroll 1
+  for (u32 looks = 1;; looks++) {
+    bool all = true;
+    u32 silent = 0;
+#pragma unroll
+    for (u32 i = 0; i < LOADS; i++)
+      if (!there(v[i])) all = false, silent = at(i) / SUMS_OF_RANK, v[i] = look_at_word(sums + at(i));
+    if (all || RANKS > 1 && give_up(p, silent, looks)) break;
+  }
+  float sum = 0;
+#pragma unroll
+  for (u32 i = 0; i < LOADS; i++) sum += __uint_as_float(v[i]);
+  return sum;
 }
 // Two words of the stream that lie together.
 DEV float2 pair_of_stream(const Params& p, const u32* at) {

@@ -30,12 +30,17 @@ DEV float load_float(const void* from, u64 at, u32 type) {
 
 #include "persistent_attention.cuh"
 
+// Where sums lie of the stream that a layer begins with, of that in its middle, of the next layer's.
+DEV u32* sums_of_stream(u32* layer, u32 stream) {
+  return layer + stream / 2 * WORDS_OF_LAYER + AT_SUMS + stream % 2 * (RANKS * SUMS_OF_RANK);
+}
+
 // Leaves what a product gives: rows of q, k and v; the stream with rows of output and down added; gated
 // rows in pairs. A norm's factor comes to them here. What does not need the sums is done before they are waited for.
 template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32 layer) {
   // Gates and what they let through: in row blocks of their own, or both in one. Or a function alone.
-  constexpr bool INSIDE_MLP = PRODUCT == 2, GATES = INSIDE_MLP && PAIRED, GATES_BESIDE = INSIDE_MLP && BESIDE,
-                 ALONE = INSIDE_MLP && !GATED, ADDS = PRODUCT & 1;
+  constexpr bool SUMS = MEAN_OF_SUMS && PRODUCT & 1, INSIDE_MLP = PRODUCT == 2, GATES = INSIDE_MLP && PAIRED,
+                 GATES_BESIDE = INSIDE_MLP && BESIDE, ALONE = INSIDE_MLP && !GATED, ADDS = PRODUCT & 1;
   constexpr u32 AT = PRODUCT == 0 ? AT_QKV : PRODUCT == 1 ? AT_MIDDLE : INSIDE_MLP ? AT_INNER : WORDS_OF_LAYER;
   const Plan& plan = m.plan(PRODUCT);
   u32* const words = set_of(p, m) + layer * WORDS_OF_LAYER;
@@ -71,7 +76,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     }
     if (waits) sync();
     waits = false;
-    if (i0 >= pairs) break;
+    if (i0 >= pairs && !(SUMS && i0 < 32 * SUMS_OF_STREAM)) break;
     float factor = ADDS ? 1.0f : factor_of_norm(m, m.layer(layer).eps[PRODUCT / 2]);
     if (WHOLE) factor *= m.all().step.power;
     float2 v = rows(m, there ? i : 0);
@@ -98,6 +103,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
       else
         leave(to, __float_as_uint(v.x)), leave(to + 8, __float_as_uint(v.y));
     }
+    if (SUMS) leave_sum_of_rows(p, sums_of_stream(words, PRODUCT == 1 ? 1 : 2), i0 / 32, there ? v.x + v.y : 0.0f);
   }
 }
 
@@ -110,6 +116,7 @@ DEV Input input_of(const Params& p, const Shared& m, u32 number, const Layer& la
   of.shared_out = product == 3;
   of.words = words + (product == 0 ? 0 : product == 1 ? AT_ATTENDED : product == 2 ? AT_MIDDLE : AT_INNER);
   of.count = product == 1 ? ATTENDED_LENGTH / 2 : product == 3 ? WIDTH / 2 : HIDDEN;
+  of.sums = sums_of_stream(set_of(p, m) + (number >> 2) * WORDS_OF_LAYER, product / 2);
   of.norm = {layer.norms[product / 2], layer.norm_biases[product / 2], layer.eps[product / 2]};
   of.router = product == 2 ? layer.router : nullptr;
   return of;
@@ -128,7 +135,7 @@ DEV void prefetch(const Params& p, const Shared& m, u32 i) {
   for (u32 e = 32 * thread_index(); e < HIDDEN; e += 32 * THREADS)
     for (u32 j = 0; j < 2; j++) {
       prefetch_l2(weights[j] + e);
-      if (LAYER_NORM) prefetch_l2(biases[j] + e);
+      if (LAYER_NORM && biases[j]) prefetch_l2(biases[j] + e);
     }
 }
 
@@ -187,7 +194,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
       if (RANKS > 1 && own >= p.tokens) return 0.0f;
       return load_float(p.embedding, own * HIDDEN + 16 * rows.first + column_at(i), p.embedding_type);
     };
-    for (u32 i = threadIdx.x; i < 16 * rows.blocks; i += THREADS) leave_part(p, set + 16 * rows.first + i, of(i));
+    for (u32 i = threadIdx.x; i < 32 * SUMS_OF_STREAM; i += THREADS) {  // whole warps
+      const bool there = i < 8 * rows.blocks;
+      const float2 v = there ? make_float2(of(2 * i), of(2 * i + 1)) : make_float2(0, 0);
+      if (there) leave_part(p, set + 16 * rows.first + 2 * i, v);
+      if (MEAN_OF_SUMS) leave_sum_of_rows(p, sums_of_stream(set, 0), i / 32, v.x + v.y);
+    }
   }
 #pragma unroll 1
   for (u32 number = 0; number < 4 * p.count; number++) {
@@ -216,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   look_at_stream<true, true>(
       p, m, last, norm, nullptr, [] {},
       [&](u32 place, const float (&x)[4]) {
-        const float factor = factor_of_norm(m, p.eps);
+        const float factor = LAYER_NORM ? 1.0f : factor_of_norm(m, p.eps);
         u32* const to = static_cast<u32*>(p.normed) + column_at(place) / 2;
         to[0] = pair(x[0] * factor, x[2] * factor), to[4] = pair(x[1] * factor, x[3] * factor);
       });

@@ -3,18 +3,17 @@
 use super::collectives::Neighbours;
 use super::floats::float_type;
 use super::kv_cache::KvCache;
-use super::persistent_model::form;
-use super::persistent_plan::{COPYING_WARPS, MOST_RANKS, PRODUCTS, Plan, Sizes, WARPS};
-use super::rope::{HeadNorms, Rope};
-use super::{Gate, narrow, same_length};
+use super::persistent_layers::{Layer, PersistentLayers, StreamNorm};
+use super::persistent_plan::{COPYING_WARPS, MOST_RANKS, Plan, Sizes, WARPS};
+use super::rope::Rope;
+use super::{narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Inbox, Launch, Stream, View};
-use crate::cuda::matmul::Packed;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::Source;
 use crate::error::{Error, Result};
 use crate::kv_pages::PAGE_LENGTH;
-use crate::layout::cuda_wna16::Atom;
+use std::sync::Arc;
 
 pub(super) static SOURCE: Source = Source {
     path: "nn/persistent_decode.cu",
@@ -22,37 +21,9 @@ pub(super) static SOURCE: Source = Source {
     parameters: &[Params::LAYOUT, Layer::LAYOUT],
 };
 
-const OP: &str = "persistent_decode";
+pub(super) const OP: &str = "persistent_decode";
 
 parameters! {
-    /// As in the source.
-    struct Product {
-        w: u64,
-        bias: u64,
-    }
-
-    /// As in the source, where products are an array.
-    pub(super) struct Layer {
-        qkv: Product,
-        output: Product,
-        up: Product,
-        down: Product,
-        norms: [u64; 2],
-        norm_biases: [u64; 2],
-        query_norm: u64,
-        key_norm: u64,
-        keys: u64,
-        values: u64,
-        w_of_values: u64,
-        bias_of_values: u64,
-        router: u64,
-        eps: [f32; 2],
-        head_eps: f32,
-        scale: f32,
-        window: u32,
-        forms: u32,
-    }
-
     /// As in the source.
     struct Params {
         layers: u64,
@@ -82,110 +53,13 @@ parameters! {
     }
 }
 
-/// A norm of the stream: an RMS norm, or a LayerNorm where it has a bias.
-#[derive(Clone, Copy, Debug)]
-pub struct StreamNorm<'a> {
-    /// `[hidden]`.
-    pub weight: View<'a, f32>,
-    /// `[hidden]`.
-    pub bias: Option<View<'a, f32>>,
-    /// Added to the mean square.
-    pub eps: f32,
-}
-
-impl StreamNorm<'_> {
-    fn bias(&self) -> u64 {
-        self.bias.map_or(0, |bias| bias.pointer())
-    }
-
-    /// *Errors:* vectors of another length, a bias where the others have none or none where they have one.
-    fn fits(&self, hidden: usize, layer_norm: bool) -> Result<()> {
-        same_length(OP, "a norm", Some(hidden), self.weight.len())?;
-        same_length(
-            OP,
-            "a norm's bias",
-            Some(if layer_norm { hidden } else { 0 }),
-            self.bias.map_or(0, |bias| bias.len()),
-        )
-    }
-}
-
-/// A weight and its bias.
-pub type StepProduct<'a> = (&'a Packed, Option<View<'a, f32>>);
-
-/// The products of a layer's MLP.
-#[derive(Debug)]
-pub enum StepMlp<'a> {
-    /// Weights and biases of gate and up, or of up alone; down.
-    Dense([StepProduct<'a>; 2]),
-    /// A mixture of experts.
-    Experts(StepExperts<'a>),
-}
-
-impl<'a> StepMlp<'a> {
-    pub(super) fn experts(&self) -> Option<&StepExperts<'a>> {
-        if let Self::Experts(experts) = self { Some(experts) } else { None }
-    }
-}
-
-/// A mixture of experts without biases.
-#[derive(Debug)]
-pub struct StepExperts<'a> {
-    /// Of each expert gate and up, as [`Packer::pack_gated`](crate::cuda::matmul::Packer::pack_gated) leaves them; down.
-    pub experts: Vec<[&'a Packed; 2]>,
-    /// `[experts, hidden]`.
-    pub router: FloatView<'a>,
-    /// Experts of a token.
-    pub top_k: usize,
-    /// Whether their shares are a softmax of their logits alone, or of all.
-    pub of_chosen: bool,
-}
-
-impl StepExperts<'_> {
-    /// What the kernel would need.
-    pub(super) fn unlike(&self, hidden: usize) -> Option<&'static str> {
-        if self.router.len() != self.experts.len() * hidden {
-            return Some("a router of all experts");
-        }
-        let gated = |[up, down]: &[&Packed; 2]| up.gate().is_some() && down.gate().is_none();
-        (!self.experts.iter().all(gated)).then_some("experts whose gates and what they let through take turns")
-    }
-}
-
-/// A layer of a model.
-#[derive(Debug)]
-pub struct StepLayer<'a> {
-    /// Weights and biases of q, k and v; the output.
-    pub products: [StepProduct<'a>; 2],
-    /// What follows attention.
-    pub mlp: StepMlp<'a>,
-    /// What is between its products.
-    pub gate: Gate,
-    /// Those of v, where it is not in the first of them.
-    pub values: Option<StepProduct<'a>>,
-    /// Before attention, and before the MLP.
-    pub norms: [StreamNorm<'a>; 2],
-    /// Norms of heads, where the model has them.
-    pub head_norms: Option<HeadNorms<'a>>,
-    /// Of each head, by how much a score falls with each position that lies between, `[heads]`; the same in all layers.
-    pub alibi: Option<View<'a, f32>>,
-    /// Factor of the scores.
-    pub scale: f32,
-    /// Positions that a query sees at most.
-    pub window: Option<usize>,
-}
-
-/// A model's steps of one token in one text. It holds addresses: of the weights, of the text's cache and of what a step reads.
+/// A model's steps of one token in one text. It holds addresses: of the text's cache and of what a step reads.
 #[derive(Debug)]
 pub struct PersistentDecode {
     plan: Plan,
-    layers: Buffer<u8>,
-    /// Where the scales of rows are, of each layer and product.
-    scales: Buffer<u64>,
-    /// Where weights of experts are, of each layer gate and up of all, then down.
-    experts: Buffer<u64>,
-    /// Where slopes of heads are, or 0.
-    slopes: u64,
+    layers: Arc<PersistentLayers>,
+    /// What the source is told of each layer.
+    table: Buffer<u8>,
     /// The sets of places, which other ranks write into too.
     words: Inbox,
     state: Buffer<u32>,
@@ -216,129 +90,31 @@ pub struct StepOfText<'a> {
     pub normed: FloatViewMut<'a>,
 }
 
-/// What the source is told of a product.
-#[derive(Clone, Copy)]
-struct OfProduct {
-    atom: Atom,
-    w: u64,
-    bias: u64,
-    rows: u64,
-}
-
-/// *Errors:* weights in another layout, a bias of another length.
-fn of_product((w, bias): StepProduct<'_>) -> Result<OfProduct> {
-    let Packed::Wna16(w) = w else {
-        return Err(Error::invalid(OP, "weights in layout cuda_wna16", "others"));
-    };
-    if let Some(bias) = bias {
-        same_length(OP, "a bias", Some(w.shape()[0]), bias.len())?;
-    }
-    Ok(OfProduct { atom: w.atom(), w: w.atoms(), bias: bias.map_or(0, |bias| bias.pointer()), rows: w.rows() })
-}
-
 impl PersistentDecode {
-    /// The layers of a model with the cache of a text. *Errors:* another number of layers than the plan has, vectors of a wrong
-    /// length, memory that is short.
-    pub fn new(gpu: &Gpu, stream: &Stream, plan: Plan, layers: &[StepLayer<'_>], cache: &KvCache) -> Result<Self> {
-        let Sizes { hidden, heads, .. } = plan.sizes;
-        same_length(OP, "layers", Some(plan.layers), layers.len())?;
-        if cache.heads() != heads || cache.kv() != plan.dtype.into() || cache.capacity() == 0 {
+    /// The layers of a model with the cache of a text, or, `paged`, of texts whose keys and values lie in pages. *Errors:* a cache of other
+    /// heads or another type, memory that is short.
+    pub fn new(
+        gpu: &Gpu,
+        stream: &Stream,
+        layers: &Arc<PersistentLayers>,
+        cache: &KvCache,
+        paged: bool,
+    ) -> Result<Self> {
+        let plan = if paged { layers.plan().clone().paged() } else { layers.plan().clone() };
+        if cache.heads() != plan.sizes.heads || cache.kv() != plan.dtype.into() || cache.capacity() == 0 {
             return Err(Error::invalid(OP, "a cache of the model's heads and type, with room", "another"));
-        }
-        let context = gpu.context();
-        let mut addresses = Vec::new();
-        for experts in layers.iter().filter_map(|layer| layer.mlp.experts()) {
-            for at in 0..2 {
-                for weights in &experts.experts {
-                    addresses.push(of_product((weights[at], None))?.w);
-                }
-            }
-        }
-        let mut experts = context.allocate(addresses.len())?;
-        stream.upload(&addresses, experts.view_mut())?;
-        let table_of = |layer: usize, at: usize| {
-            let count = plan.mixture.map_or(0, |mixture| mixture.experts);
-            experts.pointer() + (8 * count * (2 * layer + at)) as u64
-        };
-        let mut slopes: Option<Vec<f32>> = None;
-        let mut table = Vec::with_capacity(layers.len());
-        let mut scales = Vec::with_capacity(layers.len() * PRODUCTS);
-        for (i, layer) in layers.iter().enumerate() {
-            for norm in layer.norms {
-                norm.fits(hidden, plan.steps_of_layer.layer_norm)?;
-            }
-            if let Some(of_heads) = layer.alibi {
-                same_length(OP, "slopes", Some(heads.heads), of_heads.len())?;
-                let mut values = vec![0.0; heads.heads];
-                stream.download(of_heads, &mut values)?;
-                if *slopes.get_or_insert_with(|| values.clone()) != values {
-                    return Err(Error::invalid(OP, "the same slopes in all layers", "others"));
-                }
-            }
-            for weight in layer.head_norms.iter().flat_map(|norms| [norms.queries, norms.keys]) {
-                same_length(OP, "a norm of heads", Some(heads.head_size), weight.len())?;
-            }
-            let [qkv, output] = [of_product(layer.products[0])?, of_product(layer.products[1])?];
-            let [up, down] = match &layer.mlp {
-                StepMlp::Dense(products) => [of_product(products[0])?, of_product(products[1])?],
-                StepMlp::Experts(_) => [0, 1].map(|at| OfProduct { w: table_of(i, at), ..qkv }),
-            };
-            // Of q, k and v in one tensor the rows of v begin where their atoms do.
-            let values = match layer.values {
-                None => {
-                    let bytes_before = plan.bytes_before_values(qkv.atom) as u64;
-                    OfProduct { w: qkv.w + bytes_before, ..qkv }
-                }
-                Some(values) => {
-                    let values = of_product(values)?;
-                    if (values.bias == 0) != (qkv.bias == 0) {
-                        return Err(Error::invalid(OP, "biases of q, k and v, or none", "of some"));
-                    }
-                    let rows_before = plan.sizes.rows_before_values() as u64;
-                    OfProduct { bias: values.bias.wrapping_sub(4 * rows_before), ..values }
-                }
-            };
-            let products = [qkv, output, up, down];
-            scales.extend(products.map(|product| product.rows));
-            let forms = products.iter().chain([&values]).enumerate();
-            let forms = forms.fold(0, |forms, (at, product)| forms | form(product.atom) << (4 * at));
-            let [qkv, output, up, down] = products.map(|OfProduct { w, bias, .. }| Product { w, bias });
-            let [keys, of_cache] = cache.layer(OP, i)?;
-            let norms = layer.head_norms;
-            table.push(Layer {
-                qkv,
-                output,
-                up,
-                down,
-                norms: layer.norms.map(|norm| norm.weight.pointer()),
-                norm_biases: layer.norms.map(|norm| norm.bias()),
-                query_norm: norms.map_or(0, |norms| norms.queries.pointer()),
-                key_norm: norms.map_or(0, |norms| norms.keys.pointer()),
-                keys: keys.pointer(),
-                values: of_cache.pointer(),
-                w_of_values: values.w,
-                bias_of_values: values.bias,
-                router: layer.mlp.experts().map_or(0, |experts| experts.router.pointer()),
-                eps: layer.norms.map(|norm| norm.eps),
-                head_eps: norms.map_or(0.0, |norms| norms.eps),
-                scale: layer.scale,
-                // No text is longer than positions have bits for.
-                window: layer.window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
-                forms,
-            });
         }
         // Compiled now, not in the first step.
         gpu.function(&plan.instance())?;
+        let table = layers.table(cache)?;
         let bytes: &[u8] = bytemuck::cast_slice(&table);
+        let context = gpu.context();
         let mut buffer = context.allocate(bytes.len())?;
         stream.upload(bytes, buffer.view_mut())?;
-        let mut of_rows = context.allocate(scales.len())?;
-        stream.upload(&scales, of_rows.view_mut())?;
         let words = Inbox::new(context, stream, plan.sets() * plan.words())?;
         let mut state = context.allocate(3)?;
         stream.upload(&[0, 0, 0], state.view_mut())?;
-        let slopes = layers.first().and_then(|layer| layer.alibi).map_or(0, |slopes| slopes.pointer());
-        Ok(Self { plan, layers: buffer, scales: of_rows, experts, slopes, words, state, neighbours: None })
+        Ok(Self { plan, layers: layers.clone(), table: buffer, words, state, neighbours: None })
     }
 
     /// What the other ranks are told of the places that they write into. Error: the system lets no other process open them.
@@ -353,10 +129,9 @@ impl PersistentDecode {
         Ok(Self { neighbours: Some(neighbours), ..self })
     }
 
-    /// Bytes that it takes on the device.
+    /// Bytes that it takes on the device besides the model.
     pub fn bytes(&self) -> usize {
-        let tables = self.layers.bytes() + self.scales.bytes() + self.experts.bytes();
-        tables + 4 * self.plan.sets() * self.plan.words() + self.state.bytes()
+        self.table.bytes() + 4 * self.plan.sets() * self.plan.words() + self.state.bytes()
     }
 
     /// One token through all layers: keys and values go to the cache, the normed stream to `normed`.
@@ -402,14 +177,14 @@ impl PersistentDecode {
             first: step.first_token as u64,
             tokens: tokens as u64,
             rank: narrow(OP, "ranks", rank)?,
-            layers: self.layers.pointer(),
-            scales: self.scales.pointer(),
+            layers: self.table.pointer(),
+            scales: self.layers.scales(),
             token: step.token.pointer(),
             position: step.position.pointer(),
             embedding: step.embedding.pointer(),
             norm: step.norm.weight.pointer(),
             norm_bias: step.norm.bias(),
-            slopes: self.slopes,
+            slopes: self.layers.slopes(),
             normed: step.normed.pointer(),
             turns: step.rope.pointer(),
             words: self.words.pointer(),

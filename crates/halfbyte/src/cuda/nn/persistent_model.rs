@@ -1,7 +1,7 @@
 //! What the persistent kernel is told of a model besides sizes: what layers do, experts, forms of weights.
 
 use super::Gate;
-use super::persistent_decode::{StepExperts, StepLayer, StepMlp};
+use super::persistent_layers::{StepExperts, StepLayer, StepMlp};
 use crate::cuda::matmul::Packed;
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;

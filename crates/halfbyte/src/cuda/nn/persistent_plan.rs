@@ -2,7 +2,8 @@
 
 use super::Gate;
 use super::floats::float_type;
-use super::persistent_decode::{Layer, SOURCE, StepLayer, StepMlp};
+use super::persistent_decode::SOURCE;
+use super::persistent_layers::{Layer, StepLayer, StepMlp};
 use super::persistent_model::{Mixture, Steps, Weights, atom_of};
 use crate::cuda::Caps;
 use crate::cuda::matmul::grouped;
@@ -62,7 +63,7 @@ impl Sizes {
         self.heads.kv_heads * self.heads.head_size
     }
 
-    pub(super) fn rows_before_values(&self) -> usize {
+    fn rows_before_values(&self) -> usize {
         self.heads.row() - self.rows_of_values()
     }
 }
@@ -167,7 +168,7 @@ impl Plan {
     }
 
     /// The same for texts whose keys and values lie in pages.
-    pub fn paged(self) -> Self {
+    pub(super) fn paged(self) -> Self {
         Self { paged: true, ..self }
     }
 
@@ -298,6 +299,16 @@ impl Plan {
         self.sizes.rows_before_values() / STRIP * (self.sizes.hidden / STEP) * atom.bytes()
     }
 
+    /// Where row 0 of q, k and v would be, of a vector of the rows of v.
+    pub(super) fn before_values(&self, bias: u64) -> u64 {
+        bias.wrapping_sub(4 * self.sizes.rows_before_values() as u64)
+    }
+
+    /// Whether the mean of a stream is known from sums that blocks leave, and products add what norms would; as in the source.
+    pub(super) fn has_mean_of_sums(&self) -> bool {
+        self.steps_of_layer.layer_norm && !self.weights.quantized && !self.steps_of_layer.beside
+    }
+
     /// Where ranks that run side by side leave words for each other: it must be the same on all of them.
     pub fn places(&self) -> [usize; 3] {
         let [[qkv, _], [_, attended], ..] = self.shapes();
@@ -312,7 +323,11 @@ impl Plan {
     fn words_of_layer(&self) -> usize {
         let [[qkv, _], [_, attended], _, [_, width]] = self.shapes();
         let logits = self.mixture.map_or(0, |mixture| mixture.experts.next_multiple_of(4));
-        2 * self.ranks * self.sizes.hidden + qkv + attended / 2 + width / 2 + logits
+        let sums = match self.has_mean_of_sums() {
+            true => 2 * self.ranks * (self.sizes.hidden / ROWS).div_ceil(self.blocks).div_ceil(4) * self.blocks,
+            false => 0,
+        };
+        2 * self.ranks * self.sizes.hidden + qkv + attended / 2 + width / 2 + logits + sums.next_multiple_of(4)
     }
 
     /// Words of a set of places; as in the source.

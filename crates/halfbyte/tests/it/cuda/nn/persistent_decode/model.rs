@@ -57,8 +57,17 @@ pub(super) struct Layer {
     pub(super) head_norms: Option<[Vector; 2]>,
     pub(super) alibi: Option<Vector>,
     pub(super) window: Option<usize>,
-    /// Keys, then values, `[positions][kv_heads][head_size]`.
-    pub(super) seen: [Vec<Vec<f64>>; 2],
+    /// Keys, then values, `[positions][kv_heads][head_size]`, of each kind of activations.
+    pub(super) seen: [[Vec<Vec<f64>>; 2]; 2],
+}
+
+/// What products read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Activations {
+    /// Codes, where the format has such.
+    AsTheFormatHas,
+    /// As they are, whatever the format has.
+    Exact,
 }
 
 pub(super) struct Case {
@@ -124,8 +133,9 @@ pub(super) fn quantized(x: &[f64]) -> Vec<f64> {
     x.iter().map(|v| (v / scale).round_ties_even() * scale).collect()
 }
 
-pub(super) fn multiply(product: &Product, x: &[f64]) -> Vec<f64> {
-    let codes = product.quantized.map(|group| x.chunks(group).flat_map(quantized).collect::<Vec<_>>());
+pub(super) fn multiply(product: &Product, x: &[f64], activations: Activations) -> Vec<f64> {
+    let group = product.quantized.filter(|_| matches!(activations, Activations::AsTheFormatHas));
+    let codes = group.map(|group| x.chunks(group).flat_map(quantized).collect::<Vec<_>>());
     let x = codes.as_deref().unwrap_or(x);
     let mut y: Vec<f64> =
         product.w.chunks_exact(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect();
@@ -249,12 +259,20 @@ impl Layer {
 
     /// The same in f64: what attention gives and what the gate gives is rounded as it is in the kernel; the normed stream is not. Gives by
     /// how much the last logit of a router that is chosen is above the first that is not.
-    pub(super) fn step(&mut self, case: &Case, frequencies: &[f64], scale: f32, stream: &mut [f64]) -> f64 {
-        let (heads, dtype, position) = (case.sizes.heads, case.dtype, self.seen[0].len());
+    pub(super) fn step(
+        &mut self,
+        case: &Case,
+        frequencies: &[f64],
+        scale: f32,
+        activations: Activations,
+        stream: &mut [f64],
+    ) -> f64 {
+        let of_activations = &mut self.seen[activations as usize];
+        let (heads, dtype, position) = (case.sizes.heads, case.dtype, of_activations[0].len());
         let Heads { heads: query_heads, kv_heads, head_size } = heads;
         let normed = self.norms[0].apply(stream);
         let parts = self.products.iter().take(1).chain(&self.values);
-        let mut qkv: Vec<f64> = parts.flat_map(|part| multiply(part, &normed)).collect();
+        let mut qkv: Vec<f64> = parts.flat_map(|part| multiply(part, &normed, activations)).collect();
         for (h, head) in qkv.chunks_exact_mut(head_size).take(query_heads + kv_heads).enumerate() {
             if let Some(norms) = &self.head_norms {
                 let weight = &norms[usize::from(h >= query_heads)].0;
@@ -269,14 +287,14 @@ impl Layer {
             }
         }
         let (queries, rest) = qkv.split_at(query_heads * head_size);
-        for (seen, new) in self.seen.iter_mut().zip(rest.chunks_exact(kv_heads * head_size)) {
+        for (seen, new) in of_activations.iter_mut().zip(rest.chunks_exact(kv_heads * head_size)) {
             seen.push(new.iter().map(|&v| round(v, dtype)).collect());
         }
         let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
         let mut attended = Vec::new();
         for (h, query) in queries.chunks_exact(head_size).enumerate() {
             let of = |all: &Vec<f64>| all[h / heads.group() * head_size..][..head_size].to_vec();
-            let [keys, values] = self.seen.each_ref().map(|seen| seen[first..].iter().map(of).collect::<Vec<_>>());
+            let [keys, values] = of_activations.each_ref().map(|seen| seen[first..].iter().map(of).collect::<Vec<_>>());
             let score = |key: &Vec<f64>| f64::from(scale) * key.iter().zip(query).map(|(k, q)| k * q).sum::<f64>();
             let slope = self.alibi.as_ref().map_or(0.0, |(slopes, _)| f64::from(slopes[h]));
             let scores: Vec<f64> =
@@ -289,14 +307,14 @@ impl Layer {
                     .map(|d| round(weights.iter().zip(&values).map(|(w, v)| w * v[d]).sum::<f64>() / total, dtype)),
             );
         }
-        let output = multiply(&self.products[1], &attended);
+        let output = multiply(&self.products[1], &attended, activations);
         stream.iter_mut().zip(output).for_each(|(s, v)| *s += v);
         let normed = self.norms[1].apply(stream);
         let (chosen, margin) =
             self.router.as_ref().map_or((vec![(0, 1.0)], f64::INFINITY), |router| router.of(&normed));
         for (expert, share) in chosen {
             let [of_up, of_down] = &self.mlps[expert];
-            let up = multiply(of_up, &normed);
+            let up = multiply(of_up, &normed, activations);
             let function = |v: f64| match case.gate.activation {
                 Activation::Silu => v / (1.0 + (-v).exp()),
                 Activation::Relu => v.max(0.0),
@@ -305,7 +323,7 @@ impl Layer {
             let (gate, up) = up.split_at(case.sizes.inner);
             let of_gate = |i: usize| function(gate[i]) * if case.gate.gated { up[i] } else { 1.0 };
             let gated: Vec<f64> = (0..gate.len()).map(|i| round(of_gate(i), dtype)).collect();
-            stream.iter_mut().zip(multiply(of_down, &gated)).for_each(|(s, v)| *s += share * v);
+            stream.iter_mut().zip(multiply(of_down, &gated, activations)).for_each(|(s, v)| *s += share * v);
         }
         margin
     }
