@@ -26,8 +26,8 @@ constexpr u32 SETS = RANKS == 1 ? 2 : 3;
 constexpr u32 STEPS = HB_STEPS, STAGES = HB_STAGES;  // steps of 128 columns in a stage; stages of a warp's ring
 constexpr u32 WARPS = 12, THREADS = 32 * WARPS, COPYING_WARPS = 4;  // that compute; that bring weights
 constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;  // of four words, of each thread
-// The mean of a stream is known from sums that blocks leave beside its rows, not from all of it, and what a norm adds is
-// in the biases of the products behind it: those of exact x with the norm's weights alone.
+// The mean of a stream comes from sums that blocks leave beside its rows, and what a LayerNorm adds, times the weights,
+// is in the bias of the product behind it. Not where x is codes of what the norm gives, or a product has gates beside.
 constexpr bool MEAN_OF_SUMS = LAYER_NORM && !QUANTIZED && !BESIDE;
 constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
               QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
