@@ -8,9 +8,8 @@
 // register.  All results are exact: integers of at most 9 bits.  fp16 needs sm_75, bf16 sm_80.
 //
 //   order          where element e lies                       who stores codes so
-//   interleaved    nibble 0 4 1 5 2 6 3 7 of e; byte 0 2 1 3  AWQ (nibbles), FasterTransformer, TensorRT-LLM
+//   interleaved    nibble 0 4 1 5 2 6 3 7 of e; byte 0 2 1 3  AWQ (nibbles), FasterTransformer, TensorRT-LLM, halfbyte
 //   linear         nibble e, byte e                           GPTQ, compressed-tensors, ONNX
-//   fragment       4 bits from bit 6 22 2 18 14 30 10 26 on   halfbyte on tensor cores: the A registers of mma.m16n8k16
 #ifndef HALFBYTE_CONVERSIONS_CUH
 #define HALFBYTE_CONVERSIONS_CUH
 
@@ -124,28 +123,37 @@ HALFBYTE_FUNCTION unsigned bf16_add(unsigned a, unsigned b) { return bf16_fma(a,
 
 }  // namespace instruction
 
-// ---- codes of 4 bits, eight a word.  ZERO: the code of 0, taken off: 0 for codes as they are (AWQ, whose zero points
-// come off later), 8 for symmetric ones (FasterTransformer, GPTQ's symmetric files).
-// fp16: 1 shift, 4 LOP3, 2 additions, 2 fma.
-template <int ZERO> HALFBYTE_FUNCTION void int4_interleaved_to_half(unsigned word, unsigned (&out)[4]) {
-  static_assert(ZERO >= 0 && ZERO <= 15, "a code of 4 bits");
+// ---- codes of 4 bits, eight a word.
+// Interleaved, with zero points known when the kernel runs: `zero` of registers 0 and 2, `zero_8` of 1 and 3, which are
+// rows R and R + 8 where the four are the A registers of mma.m16n8k16 (halfbyte); each from 0 to 16.
+// fp16: 1 shift, 4 LOP3, 4 additions.  Nibbles on bit 0 of the mantissa of 1024 are 1024 + q, on bit 4 of 64's 64 + q.
+HALFBYTE_FUNCTION void int4_fragment_to_half(unsigned word, unsigned zero, unsigned zero_8, unsigned (&out)[4]) {
   using namespace instruction;
-  // Nibbles on bit 0 of a mantissa are 1024 + q, those on bit 4 are 1024 + 16 q: times 1/16, less 64.
-  const unsigned shifted = word >> 8, less = (0xe400u + ZERO) * 0x10001u, less_64 = (0xd400u + ZERO * 16) * 0x10001u;
+  const unsigned shifted = word >> 8;
+  const unsigned less = (0xe400u + zero) * 0x10001u, less_8 = (0xd400u + (zero_8 << 4)) * 0x10001u;
   out[0] = half_add(and_or(word, 0x000f000f, 0x64006400), less);
-  out[1] = half_fma(and_or(word, 0x00f000f0, 0x64006400), 0x2c002c00, less_64);
+  out[1] = half_add(and_or(word, 0x00f000f0, 0x54005400), less_8);
   out[2] = half_add(and_or(shifted, 0x000f000f, 0x64006400), less);
-  out[3] = half_fma(and_or(shifted, 0x00f000f0, 0x64006400), 0x2c002c00, less_64);
+  out[3] = half_add(and_or(shifted, 0x00f000f0, 0x54005400), less_8);
 }
 // bf16: 3 shifts, 4 LOP3, 4 fma.
+HALFBYTE_FUNCTION void int4_fragment_to_bf16(unsigned word, unsigned zero, unsigned zero_8, unsigned (&out)[4]) {
+  using namespace instruction;
+  const unsigned less = (0xc300u + zero) * 0x10001u, less_8 = (0xc300u + zero_8) * 0x10001u;
+  out[0] = bf16_add(and_or(word, 0x000f000f, 0x43004300), less);
+  out[1] = bf16_add(and_or(word >> 4, 0x000f000f, 0x43004300), less_8);
+  out[2] = bf16_add(and_or(word >> 8, 0x000f000f, 0x43004300), less);
+  out[3] = bf16_add(and_or(word >> 12, 0x000f000f, 0x43004300), less_8);
+}
+// ZERO: the code of 0, taken off: 0 for codes as they are (AWQ, whose zero points come off later), 8 for symmetric ones
+// (FasterTransformer, GPTQ's symmetric files).
+template <int ZERO> HALFBYTE_FUNCTION void int4_interleaved_to_half(unsigned word, unsigned (&out)[4]) {
+  static_assert(ZERO >= 0 && ZERO <= 15, "a code of 4 bits");
+  int4_fragment_to_half(word, ZERO, ZERO, out);
+}
 template <int ZERO> HALFBYTE_FUNCTION void int4_interleaved_to_bf16(unsigned word, unsigned (&out)[4]) {
   static_assert(ZERO >= 0 && ZERO <= 15, "a code of 4 bits");
-  using namespace instruction;
-  const unsigned less = (0xc300u + ZERO) * 0x10001u;
-  out[0] = bf16_add(and_or(word, 0x000f000f, 0x43004300), less);
-  out[1] = bf16_add(and_or(word >> 4, 0x000f000f, 0x43004300), less);
-  out[2] = bf16_add(and_or(word >> 8, 0x000f000f, 0x43004300), less);
-  out[3] = bf16_add(and_or(word >> 12, 0x000f000f, 0x43004300), less);
+  int4_fragment_to_bf16(word, ZERO, ZERO, out);
 }
 // Nibble e is element e: 4 PRMT more.
 HALFBYTE_FUNCTION void in_order(const unsigned (&pairs)[4], unsigned (&out)[4]) {
@@ -163,27 +171,6 @@ template <int ZERO> HALFBYTE_FUNCTION void int4_linear_to_bf16(unsigned word, un
   unsigned pairs[4];
   int4_interleaved_to_bf16<ZERO>(word, pairs);
   in_order(pairs, out);
-}
-// In fragment order, with zero points known when the kernel runs: `zero` of registers 0 and 2, `zero_8` of 1 and 3,
-// which are rows R and R + 8 of mma.m16n8k16; each from 0 to 16.  fp16: 1 rotation, 4 LOP3, 4 additions; bf16: 3
-// shifts, 4 LOP3, 4 fma.
-HALFBYTE_FUNCTION void int4_fragment_to_half(unsigned word, unsigned zero, unsigned zero_8, unsigned (&out)[4]) {
-  using namespace instruction;
-  const unsigned rotated = word >> 8 | word << 24;
-  const unsigned less = (0xcc00u + (zero << 6)) * 0x10001u, less_8 = (0xdc00u + (zero_8 << 2)) * 0x10001u;
-  out[0] = half_add(and_or(word, 0x03c003c0, 0x4c004c00), less);
-  out[1] = half_add(and_or(word, 0x003c003c, 0x5c005c00), less_8);
-  out[2] = half_add(and_or(rotated, 0x03c003c0, 0x4c004c00), less);
-  out[3] = half_add(and_or(rotated, 0x003c003c, 0x5c005c00), less_8);
-}
-HALFBYTE_FUNCTION void int4_fragment_to_bf16(unsigned word, unsigned zero, unsigned zero_8, unsigned (&out)[4]) {
-  using namespace instruction;
-  const unsigned rotated = word >> 8 | word << 24;
-  const unsigned less = (0xc200u + (zero << 2)) * 0x10001u, less_8 = (0xc200u + (zero_8 << 2)) * 0x10001u;
-  out[0] = bf16_add(and_or(word >> 4, 0x003c003c, 0x42004200), less);
-  out[1] = bf16_add(and_or(word, 0x003c003c, 0x42004200), less_8);
-  out[2] = bf16_add(and_or(rotated >> 4, 0x003c003c, 0x42004200), less);
-  out[3] = bf16_add(and_or(rotated, 0x003c003c, 0x42004200), less_8);
 }
 
 // ---- codes of 8 bits, four a word, biased: byte b stands for b - 128, or in fp16 for b less a zero point of 0 to 255.

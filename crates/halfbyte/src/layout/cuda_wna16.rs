@@ -9,10 +9,10 @@
 //!
 //! codes of 4 bits  [warp w 0..4][half h 0..2][lane 0..32][word j 0..4], a word the 8 codes of one lane and 16 columns:
 //!     rows R = 16w + lane/4 and R + 8, column c = 64h + 16j + 2·(lane % 4)
-//!     bits  6 (R, c)       22 (R, c+1)        register 0 of A in mma m16n8k16 and wgmma m64k16
-//!     bits  2 (R+8, c)     18 (R+8, c+1)      register 1
-//!     bits 14 (R, c+8)     30 (R, c+9)        register 2; what passes bit 31 goes on at bit 0
-//!     bits 10 (R+8, c+8)   26 (R+8, c+9)      register 3
+//!     bits  0 (R, c)       16 (R, c+1)        register 0 of A in mma m16n8k16 and wgmma m64k16
+//!     bits  4 (R+8, c)     20 (R+8, c+1)      register 1
+//!     bits  8 (R, c+8)     24 (R, c+9)        register 2
+//!     bits 12 (R+8, c+8)   28 (R+8, c+9)      register 3
 //! codes of 6 bits: in two planes (`planes.rs`)
 //! codes of 8 bits  [warp w 0..4][quarter i 0..4][lane 0..32][word j 0..4]:
 //!     column c = 32i + 16·(j / 2) + 2·(lane % 4) + 8·(j % 2); bytes (R, c) (R+8, c) (R, c+1) (R+8, c+1)
@@ -174,7 +174,7 @@ impl CudaWna16 {
                     let (row, c) = atom.place(i, f);
                     let (row, c) = (strip * STRIP + row, step * STEP + c);
                     if row < n && c < k {
-                        let code = word.rotate_right(atom.shift(f)) & atom.mask();
+                        let code = word >> atom.shift(f) & atom.mask();
                         codes[row * k + column(c)] = (code as i32 + atom.base(self.format)) as u8;
                     }
                 }
@@ -282,7 +282,7 @@ impl Source<'_> {
             (0..self.atom.fields()).fold(0u32, |word, f| {
                 let (row, c) = self.atom.place(at, f);
                 let code = (i32::from(tile[row * STEP + c]) - base) as u32 & self.atom.mask();
-                word | code.rotate_left(self.atom.shift(f))
+                word | code << self.atom.shift(f)
             })
         };
         let out = out.chunks_exact_mut(4);

@@ -120,7 +120,7 @@ fn codes_for_tensor_cores_lie_where_the_layout_says() {
     // Row 44 = 16·2 + 12: warp 2, lane/4 = 4, upper half; column 37 = 16·2 + 5: half 0, word 2, lane%4 = 2, odd.
     let word = (2 * 256 + (4 * 4 + 2) * 4 + 2) * 4;
     let word = u32::from_le_bytes(atom[word..word + 4].try_into().unwrap());
-    assert_eq!((word >> 18 & 15) as u8, w.codes()[300 * 512 + 421]);
+    assert_eq!((word >> 20 & 15) as u8, w.codes()[300 * 512 + 421]);
     // Its group is 6, the first of the atom; scales of rows 36 and 44 are the fifth pair of warp 2.
     let scale = 4096 + (2 * 16 + 2 * 4 + 1) * 2;
     let scale = f16::from_le_bytes(atom[scale..scale + 2].try_into().unwrap()).to_f32();
@@ -155,8 +155,8 @@ fn words_and_factors_make_the_bytes_of_weights() {
                 let column = 64 * half + 16 * j + 2 * (lane % 4);
                 let slot = 4096 + column / group * 128 + warp * 32 + lane / 4 * 4;
                 let [f, b, f8, b8] = [0, 1, 2, 3].map(|byte| u32::from(atom[slot + byte]));
-                for (row, shift, f, b) in [(0, 6, f, b), (8, 2, f8, b8)] {
-                    let four = (word.rotate_right(shift) & 0x0f0f_0f0f) * f + b * 0x0101_0101;
+                for (row, shift, f, b) in [(0, 0, f, b), (8, 4, f8, b8)] {
+                    let four = (word >> shift & 0x0f0f_0f0f) * f + b * 0x0101_0101;
                     let four = (four ^ 0x8080_8080).to_le_bytes();
                     for (byte, right) in four.into_iter().zip([0, 8, 1, 9]) {
                         let (i, c) = (64 * strip + 16 * warp + lane / 4 + row, 128 * step + column + right);

@@ -116,7 +116,7 @@ template <int BITS> struct Row<WNA16, BITS> {
     u32 code;
     if (BITS == 4) {
       const u32 word = reinterpret_cast<const u32*>(atom)[((warp * 2 + c / 64) * 32 + lane) * 4 + c % 64 / 16];
-      code = __funnelshift_r(word, word, (upper ? 2 : 6) + 8 * high + 16 * odd) & 15;
+      code = word >> (4 * upper + 8 * high + 16 * odd) & 15;
     } else {
       code = atom[(((warp * 4 + c / 32) * 32 + lane) * 4 + c % 32 / 16 * 2 + high) * 4 + 2 * odd + upper];
     }

@@ -50,10 +50,7 @@ DEV Zeros zeros_symmetric() {
     else
       return BF16 ? Zeros{0x43004300, 0x43004300} : Zeros{int8_half_zero(0), int8_half_zero(0)};
   } else if constexpr (BITS == 4) {
-    if constexpr (BF16)
-      return {0xc220c220, 0xc220c220};
-    else
-      return {0xce00ce00, 0xdc20dc20};
+    return BF16 ? Zeros{int4_bf16_zero(8), int4_bf16_zero(8)} : Zeros{int4_half_zero_r(8), int4_half_zero_r8(8)};
   } else if constexpr (BITS == 6) {
     return BF16 ? Zeros{0x42c042c0, 0x42c042c0} : Zeros{int8_half_zero(32), int8_half_zero(32)};
   } else {
@@ -146,21 +143,21 @@ DEV u32 twice_high(u32 v) {
   return d;
 }
 // What codes of a group are multiplied by where they are FOLDED: pairs of the factor of row R and of what takes off the
-// float that its codes lie in, times that; of R + 8.
+// float that its codes lie in, times that; of R + 8. All are whole numbers up to 1024 * 63, which fp16 holds.
 struct Fold {
   u32 f, c, f8, c8;
   DEV Fold of(u32 word) {
-    const u32 both = factors_of_scales(word), less = half_mul(both, 0xdc00cc00);  // * -16, * -256
+    const u32 both = factors_of_scales(word), less = half_mul(both, 0xd400e400);  // * -1024, * -64
     return {twice_low(both), twice_low(less), twice_high(both), twice_high(less)};
   }
 };
 // One k16 step out of STEPS, codes of 4 bits as fp16: exact integers q * f.
 template <int STEPS> DEV void decode(const u32* words, int step, const Fold& fold, u32 (&a)[4]) {
-  const u32 w = words[step], x = rotate_right_8(w);
-  a[0] = half_fma(and_or(w, 0x03c003c0, 0x4c004c00), fold.f, fold.c);
-  a[1] = half_fma(and_or(w, 0x003c003c, 0x5c005c00), fold.f8, fold.c8);
-  a[2] = half_fma(and_or(x, 0x03c003c0, 0x4c004c00), fold.f, fold.c);
-  a[3] = half_fma(and_or(x, 0x003c003c, 0x5c005c00), fold.f8, fold.c8);
+  const u32 w = words[step], x = w >> 8;
+  a[0] = half_fma(and_or(w, 0x000f000f, 0x64006400), fold.f, fold.c);
+  a[1] = half_fma(and_or(w, 0x00f000f0, 0x54005400), fold.f8, fold.c8);
+  a[2] = half_fma(and_or(x, 0x000f000f, 0x64006400), fold.f, fold.c);
+  a[3] = half_fma(and_or(x, 0x00f000f0, 0x54005400), fold.f8, fold.c8);
 }
 
 // One k16 step out of STEPS: exact integers q - z.

@@ -2,9 +2,8 @@
 // explains them.
 //
 // All of them rest on one fact: OR-ing a small unsigned integer into the mantissa of a power of two 2^e adds it, at the
-// weight of the bits it lands on.  0x6400 is 1024 as fp16 (one bit = 1), 0x4c00 is 16 (one bit = 1/64), 0x5c00 is 256
-// (one bit = 1/4), 0x4300 is 128 as bf16 (one bit = 1), 0x4200 is 32 (one bit = 1/4).  A subtraction then leaves the
-// bare integer, exactly.
+// weight of the bits it lands on.  0x6400 is 1024 as fp16 (one bit = 1), 0x5400 is 64 (one bit = 1/16), 0x4300 is 128
+// as bf16 (one bit = 1).  A subtraction then leaves the bare integer, exactly.
 //
 // Registers hold two halves each ("pair": the low half is the first).  NVRTC needs no header for this file.
 #pragma once
@@ -63,46 +62,30 @@ DEV u32 bf16_fma(u32 a, u32 b, u32 c) {
 }
 DEV u32 bf16_add(u32 a, u32 b) { return bf16_fma(a, 0x3f803f80, b); }  // a * 1 + b: sm_80 has no packed bf16 addition
 DEV u32 bf16_mul(u32 a, u32 b) { return bf16_fma(a, b, 0x80008000); }  // a * b + (-0)
-DEV u32 rotate_right_8(u32 w) { return __funnelshift_r(w, w, 8); }
 
-// ---- nibbles in file order (AWQ and FasterTransformer), for layouts whose pairs lie 16 bits apart: nibble i of w
-// beside nibble i+4.
-// int4 -> fp16: q (SIGNED = false) or q-8 (true).  a[i] = {nibble i, nibble i+4}; 1 SHF, 4 LOP3, 2 HADD2, 2 HFMA2.
-// Nibbles 0 and 2 (after the shift by 8) land on bit 0: 1024+q.
-// Nibbles 1 and 3 land on bit 4: 1024+16q, made q by an fma with 1/16.
-template <bool SIGNED> DEV void int4_to_half_awq(u32 w, u32 (&a)[4]) {
-  const u32 x = w >> 8, sub = SIGNED ? 0xe408e408 : 0xe400e400;  // -1032 | -1024
-  const u32 off = SIGNED ? 0xd480d480 : 0xd400d400;  // -72 | -64
-  a[0] = half_add(and_or(w, 0x000f000f, 0x64006400), sub);
-  a[1] = half_fma(and_or(w, 0x00f000f0, 0x64006400), 0x2c002c00, off);  // * 1/16
-  a[2] = half_add(and_or(x, 0x000f000f, 0x64006400), sub);
-  a[3] = half_fma(and_or(x, 0x00f000f0, 0x64006400), 0x2c002c00, off);
-}
-
-// ---- nibbles in fragment order ("R order" of weight_atom.cuh): fields at bits 6, 2, 14, 10 of each half.
-// Field r of w becomes a[r], the A registers of mma m16n8k16 and wgmma m64k16: a[0] and a[2] belong to row R, a[1] and
-// a[3] to row R+8.
-// int4 -> fp16: q-z, exact.  zero_r = pair of -(16+z), zero_r8 = pair of -(256+z).  1 SHF, 4 LOP3, 4 HADD2.
+// ---- nibbles: rows R and R+8 of one column in a byte, as weight_atom.cuh, AWQ and FasterTransformer have them.
+// Nibble r of each half of w becomes a[r], the A registers of mma m16n8k16 and wgmma m64k16: a[0] and a[2] belong to
+// row R, a[1] and a[3] to row R+8.
+// int4 -> fp16: q-z, exact.  zero_r = pair of -(1024+z), zero_r8 = pair of -(64+z).  1 SHF, 4 LOP3, 4 HADD2.
 DEV void int4_to_half(u32 w, u32 zero_r, u32 zero_r8, u32 (&a)[4]) {
-  const u32 x = rotate_right_8(w);
-  a[0] = half_add(and_or(w, 0x03c003c0, 0x4c004c00), zero_r);
-  a[1] = half_add(and_or(w, 0x003c003c, 0x5c005c00), zero_r8);
-  a[2] = half_add(and_or(x, 0x03c003c0, 0x4c004c00), zero_r);
-  a[3] = half_add(and_or(x, 0x003c003c, 0x5c005c00), zero_r8);
+  const u32 x = w >> 8;
+  a[0] = half_add(and_or(w, 0x000f000f, 0x64006400), zero_r);
+  a[1] = half_add(and_or(w, 0x00f000f0, 0x54005400), zero_r8);
+  a[2] = half_add(and_or(x, 0x000f000f, 0x64006400), zero_r);
+  a[3] = half_add(and_or(x, 0x00f000f0, 0x54005400), zero_r8);
 }
 // The constants of int4_to_half for zero point z (0..16; 8 for symmetric codes).
-DEV u32 int4_half_zero_r(u32 z) { return (0xcc00u + (z << 6)) * 0x10001u; }
-DEV u32 int4_half_zero_r8(u32 z) { return (0xdc00u + (z << 2)) * 0x10001u; }
-// int4 -> bf16: q-z, exact.  zero_r, zero_r8 = pairs of -(32+z).  3 SHF, 4 LOP3, 4 HFMA2.
+DEV u32 int4_half_zero_r(u32 z) { return (0xe400u + z) * 0x10001u; }
+DEV u32 int4_half_zero_r8(u32 z) { return (0xd400u + (z << 4)) * 0x10001u; }
+// int4 -> bf16: q-z, exact.  zero_r, zero_r8 = pairs of -(128+z).  3 SHF, 4 LOP3, 4 HFMA2.
 DEV void int4_to_bf16(u32 w, u32 zero_r, u32 zero_r8, u32 (&a)[4]) {
-  const u32 x = rotate_right_8(w);
-  a[0] = bf16_add(and_or(w >> 4, 0x003c003c, 0x42004200), zero_r);
-  a[1] = bf16_add(and_or(w, 0x003c003c, 0x42004200), zero_r8);
-  a[2] = bf16_add(and_or(x >> 4, 0x003c003c, 0x42004200), zero_r);
-  a[3] = bf16_add(and_or(x, 0x003c003c, 0x42004200), zero_r8);
+  a[0] = bf16_add(and_or(w, 0x000f000f, 0x43004300), zero_r);
+  a[1] = bf16_add(and_or(w >> 4, 0x000f000f, 0x43004300), zero_r8);
+  a[2] = bf16_add(and_or(w >> 8, 0x000f000f, 0x43004300), zero_r);
+  a[3] = bf16_add(and_or(w >> 12, 0x000f000f, 0x43004300), zero_r8);
 }
 // The constant of int4_to_bf16 for zero point z (0..16).
-DEV u32 int4_bf16_zero(u32 z) { return (0xc200u + (z << 2)) * 0x10001u; }
+DEV u32 int4_bf16_zero(u32 z) { return (0xc300u + z) * 0x10001u; }
 
 // ---- bytes: w holds codes b0..b3, biased by 128 (b = q + 128); a[0] = {b0, b2}, a[1] = {b1, b3}
 // int8 -> fp16: b-z, exact.  zero_0, zero_1 = pairs of -(1024+z); z = 128 gives q.  2 PRMT, 2 HADD2.

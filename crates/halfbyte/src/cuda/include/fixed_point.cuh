@@ -73,18 +73,18 @@ DEV void load_digits(u32 (&b)[8], u32 unit, u32 lane) {
   }
 }
 DEV void put_power(u32 unit, float power) { store_shared(unit + POWER, __float_as_uint(power)); }
-// Sums start here: an integer of up to 22 bits added to these bits is that integer added to this float.
+// Sums start here: an integer from -2^22 to 2^22 added to these bits is that integer added to this float. The greatest
+// are those of 128 columns of R+8 in 4 bits, less zero points of up to 16: 16 * 16 * 128 * 128.
 constexpr int INTEGER = 0x4b400000;
 constexpr float INTEGER_FLOAT = 12582912.0f;
-// Codes of 32 columns as bytes: rows R, R+8 in turns. Of 4 bits those of R+8 are four times as great, which units
-// of multiples (persistent_multiples.cuh) take back themselves.
-constexpr int TIMES_8 = BITS == 4 && !MULTIPLES ? 4 : 1;
+// Codes of 32 columns as bytes: rows R, R+8 in turns. Of 4 bits those of R+8 are 16 times as great.
+constexpr int SHIFT_8 = BITS == 4 ? 4 : 0, TIMES_8 = 1 << SHIFT_8;
 DEV void codes_as_bytes(const u32* codes, u32 (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     if constexpr (BITS == 4) {
-      a[2 * i] = __funnelshift_r(codes[i], codes[i], 6) & 0x0f0f0f0f;
-      a[2 * i + 1] = codes[i] & 0x3c3c3c3c;
+      a[2 * i] = codes[i] & 0x0f0f0f0f;
+      a[2 * i + 1] = codes[i] & 0xf0f0f0f0;
     } else {
       a[2 * i] = __byte_perm(codes[2 * i], codes[2 * i + 1], 0x6240);
       a[2 * i + 1] = __byte_perm(codes[2 * i], codes[2 * i + 1], 0x7351);

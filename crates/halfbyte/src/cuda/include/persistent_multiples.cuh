@@ -2,8 +2,9 @@
 // columns an integer sum of codes and digits, times the factor of its scale; for an offset the sum of digits, times its
 // factor. So a row has one integer sum of scales and one of offsets for 128 columns, each of which the halves multiply.
 //
-//   The greatest that these sums can be: 4 * 63 * 128 * 32 (codes of 6 bits, four times as great) * 63 * 4 groups with
-//   offsets, 128 * 128 * 16 * 128 * 8 without; 257 * 128 * 32 * 63 * 4 of offsets. All are below 2^31.
+//   The greatest that these sums can be: 4 * 63 * 128 * 32 (codes of 6 bits, four times as great; of 4 bits 16 * 15) *
+//   63 * 4 groups with offsets, 128 * 128 * 16 * 128 * 8 without; 257 * 128 * 32 * 63 * 4 of offsets. All are below
+//   2^31.
 #pragma once
 #include "fixed_point.cuh"
 #include "multiples.cuh"
@@ -13,7 +14,7 @@ template <u32 FORM> struct UnitForm {
   static constexpr bool OFFSETS = FORM & 1;
   static constexpr int BITS_OF_CODE = FORM & 2 ? 6 : 4;
   // How many times too great the codes of rows R and R + 8 are.
-  static constexpr float TIMES = FORM == 0 ? 16 : FORM == 1 ? 1 : 4, TIMES_OF_8 = FORM == 0 ? 16 : 4;
+  static constexpr float TIMES = FORM == 0 ? 16 : FORM == 1 ? 1 : 4, TIMES_OF_8 = FORM < 2 ? 16 : 4;
 };
 
 // Sums of a lane's two digits d0 + 256 d1 over the columns of each group of 32.
@@ -47,9 +48,8 @@ template <u32 FORM> DEV void load_bytes(u32 at, u32 lane, u32 (&r)[4], u32 (&r8)
   if constexpr (UnitForm<FORM>::BITS_OF_CODE == 4) {
 #pragma unroll
     for (int s = 0; s < 4; s++) {
-      const u32 turned = __funnelshift_r(low[s], low[s], SIGNED ? 2 : 6);
-      r[s] = SIGNED ? and_xor(turned, 0xf0f0f0f0, 0x80808080) : turned & 0x0f0f0f0f;
-      r8[s] = SIGNED ? and_xor(low[s] << 2, 0xf0f0f0f0, 0x80808080) : low[s] & 0x3c3c3c3c;
+      r[s] = SIGNED ? and_xor(low[s] << 4, 0xf0f0f0f0, 0x80808080) : low[s] & 0x0f0f0f0f;
+      r8[s] = SIGNED ? and_xor(low[s], 0xf0f0f0f0, 0x80808080) : low[s] & 0xf0f0f0f0;
     }
   } else {
     u32 high[2];

@@ -233,10 +233,11 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
               mma_sync_int8<true>(c, a, b[k][2 * h], b[k][2 * h + 1]);
             }
             if constexpr (FACTORS) {
-              // A byte is a factor, the next one 128 less the zero point times it; then the same of the other row.
+              // A byte is a factor, the next one 128 less the zero point times it; then the same of the other row,
+              // whose sums lose what they are too great by, so that those of all columns fit.
               auto byte = [&](int i) { return int(scales[k][g] >> (8 * i) & 255); };
               sum.x += byte(0) * c[0] - (128 - byte(1)) * d0;
-              sum.y += byte(2) * c[2] - TIMES_8 * (128 - byte(3)) * d0;
+              sum.y += byte(2) * (c[2] >> SHIFT_8) - (128 - byte(3)) * d0;
             } else if constexpr (WHOLE) {
               sum.x += c[0], sum.y += c[2];
             } else {
@@ -272,6 +273,8 @@ template <u32 HALF, u32 N> DEV void fold(Sums (&v)[N]) {
   for (u32 w = 0; w < HALF; w++) v[w].x += v[w + HALF].x, v[w].y += v[w + HALF].y;
   if constexpr (HALF % 2 == 0) fold<HALF / 2>(v);
 }
+// What is left of TIMES_8 in these sums.
+constexpr int LEFT_8 = FACTORS || FORMS ? 1 : TIMES_8;
 // Rows i % 8 and i % 8 + 8 of row block i / 8 of a product: the sums of warps, always in the same order.
 DEV float2 rows(const Shared& m, u32 i) {
   const Sums* const from = m.sums() + i / 8 * SUMS_OF_BLOCK + i % 8;
@@ -280,5 +283,5 @@ DEV float2 rows(const Shared& m, u32 i) {
   for (u32 w = 0; w < 2 * WARPS; w++) v[w] = from[8 * w];
   static_assert(WARPS == 12, "halves down to three");
   fold<WARPS>(v);
-  return make_float2(float(v[0].x + v[1].x + v[2].x), float(v[0].y + v[1].y + v[2].y) * (1.0f / TIMES_8));
+  return make_float2(float(v[0].x + v[1].x + v[2].x), float(v[0].y + v[1].y + v[2].y) * (1.0f / LEFT_8));
 }

@@ -12,10 +12,11 @@
 //   codes, 4 bits: [warp w 0..3][half h 0..1][lane 0..31][word j 0..3]:
 //   one word = the 8 codes of one lane for one k16 step.
 //     Rows R = 16w + lane/4 and R+8;   k0 = 64h + 16j + 2*(lane%4)
-//       bits  6.. 9: (R  , k0  )   bits 22..25: (R  , k0+1)      A register 0 of mma m16n8k16 and wgmma m64k16
-//       bits  2.. 5: (R+8, k0  )   bits 18..21: (R+8, k0+1)      A register 1
-//       bits 14..17: (R  , k0+8)   bits 30..33: (R  , k0+9)      A register 2 (wraps round: bits 30, 31, 0, 1)
-//       bits 10..13: (R+8, k0+8)   bits 26..29: (R+8, k0+9)      A register 3
+//       bits  0.. 3: (R  , k0  )   bits 16..19: (R  , k0+1)      A register 0 of mma m16n8k16 and wgmma m64k16
+//       bits  4.. 7: (R+8, k0  )   bits 20..23: (R+8, k0+1)      A register 1
+//       bits  8..11: (R  , k0+8)   bits 24..27: (R  , k0+9)      A register 2
+//       bits 12..15: (R+8, k0+8)   bits 28..31: (R+8, k0+9)      A register 3
+//     So a byte has two rows of one column: as bytes the codes of R are one mask away, those of R+8 times 16 another.
 //   codes, 8 bits (biased: b = q + 128): [warp w 0..3][quarter i 0..3][lane 0..31][word j 0..3]:
 //   words 2j', 2j'+1 are the k16 step 2i + j'.
 //     k0 = 32i + 16j' + 2*(lane%4)

@@ -6,20 +6,22 @@
 #pragma once
 #include "epilogue.cuh"
 
-constexpr float UNIT = BITS == 4 && !FACTORS ? 0.0625f : 1.f;  // what a byte's 1 stands for
-constexpr int BYTE_OF_ZERO = BITS == 4 ? 16 : 1;  // what a zero point's 1 is in bytes
+// What a byte's 1 stands for, of rows R and R+8: codes of 4 bits are the upper nibbles of bytes, but those of R that
+// count from 0.
+constexpr float UNIT = BITS == 4 && !FACTORS && !FROM_ZERO ? 0.0625f : 1.f,
+                UNIT_8 = BITS == 4 && !FACTORS ? 0.0625f : 1.f;
+constexpr int ZERO_8 = BITS == 4 ? 16 : 1;  // what a zero point's 1 is in bytes of R+8
 // The bytes of rows R and R+8 of one k16 step.
 template <int STEPS> DEV void decode_bytes(const u32* words, int step, u32& r, u32& r8) {
   u32 q[BITS == 4 ? 1 : 2];
   words_of_step<STEPS>(words, step, q);
   if constexpr (BITS == 4) {
-    const u32 x = __funnelshift_r(q[0], q[0], 2), x8 = q[0] << 2;
     if constexpr (FROM_ZERO) {
-      r = x & 0xf0f0f0f0;
-      r8 = x8 & 0xf0f0f0f0;
+      r = q[0] & 0x0f0f0f0f;
+      r8 = q[0] & 0xf0f0f0f0;
     } else {
-      r = and_xor(x, 0xf0f0f0f0, 0x80808080);
-      r8 = and_xor(x8, 0xf0f0f0f0, 0x80808080);
+      r = and_xor(q[0] << 4, 0xf0f0f0f0, 0x80808080);
+      r8 = and_xor(q[0], 0xf0f0f0f0, 0x80808080);
     }
   } else {
     r = __byte_perm(q[0], q[1], 0x6240);
@@ -40,8 +42,8 @@ DEV void decode_fragment(const Codes& q, int k32, [[maybe_unused]] const Factors
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const u32 v = q[2 * k32 + i];
-      a[2 * i] = ((__funnelshift_r(v, v, 6) & 0x0f0f0f0f) * w.f + w.b) ^ 0x80808080;
-      a[2 * i + 1] = ((v >> 2 & 0x0f0f0f0f) * w.f8 + w.b8) ^ 0x80808080;
+      a[2 * i] = ((v & 0x0f0f0f0f) * w.f + w.b) ^ 0x80808080;
+      a[2 * i + 1] = ((v >> 4 & 0x0f0f0f0f) * w.f8 + w.b8) ^ 0x80808080;
     }
     return;
   }
@@ -101,9 +103,8 @@ constexpr float MAGIC = 12582912.f;
 constexpr int MAGIC_BITS = 0x4b400000;
 // Of rows R and R+8, from their scales, and zero points or offsets.
 DEV RowGroup row_group(RowPair s, u32 z, RowPair o) {
-  const float r = first_row(s) * UNIT, r8 = second_row(s) * UNIT;
-  RowGroup w = {r,   r8,  -MAGIC * r, -MAGIC * r8, (int)(z & 255) * BYTE_OF_ZERO, (int)(z >> 8) * BYTE_OF_ZERO,
-                0.f, 0.f, 0.f,        0.f};
+  const float r = first_row(s) * UNIT, r8 = second_row(s) * UNIT_8;
+  RowGroup w = {r, r8, -MAGIC * r, -MAGIC * r8, (int)(z & 255), (int)(z >> 8) * ZERO_8, 0.f, 0.f, 0.f, 0.f};
   if constexpr (W_OFFSET) {
     w.o = first_row(o);
     w.o8 = second_row(o);
@@ -191,8 +192,8 @@ DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums bytes, const Giv
   int z = 0, z8 = 0;
   if constexpr (ZERO) {
     const u32 both = __ldg((const u16*)(rows_of_scales(g, at) + (u64)strip * ROW_BLOCK + 128) + warp * 8 + (lane >> 2));
-    z = (int)(both & 255) * BYTE_OF_ZERO;
-    z8 = (int)(both >> 8) * BYTE_OF_ZERO;
+    z = (int)(both & 255);
+    z8 = (int)(both >> 8) * ZERO_8;
   }
   float rows = 0.f, rows8 = 0.f;
   if constexpr (OFFSET) {
@@ -205,7 +206,7 @@ DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums bytes, const Giv
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       const int m = at.x + 8 * i + 2 * (lane & 3) + e, row = m < g.m ? m : 0;
-      const float sx = load_l2(g.terms + row) * UNIT;
+      const float sx = load_l2(g.terms + row);
       int v = acc[4 * i + e], v8 = acc[4 * i + 2 + e];
       if constexpr (ZERO)
         if (first) {
@@ -213,12 +214,12 @@ DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums bytes, const Giv
           v -= z * x;
           v8 -= z8 * x;
         }
-      sum[4 * i + e] = (float)v * sx;
-      sum[4 * i + 2 + e] = (float)v8 * sx;
+      sum[4 * i + e] = (float)v * (sx * UNIT);
+      sum[4 * i + 2 + e] = (float)v8 * (sx * UNIT_8);
       if constexpr (OFFSET) {
-        const float ox = load_l2(g.terms + (u64)(1 + ZERO) * g.m_pitch + row) * UNIT;
-        sum[4 * i + e] = fmaf(ox, rows, sum[4 * i + e]);
-        sum[4 * i + 2 + e] = fmaf(ox, rows8, sum[4 * i + 2 + e]);
+        const float ox = load_l2(g.terms + (u64)(1 + ZERO) * g.m_pitch + row);
+        sum[4 * i + e] = fmaf(ox * UNIT, rows, sum[4 * i + e]);
+        sum[4 * i + 2 + e] = fmaf(ox * UNIT_8, rows8, sum[4 * i + 2 + e]);
       }
     }
 }

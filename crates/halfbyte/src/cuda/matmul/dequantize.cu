@@ -326,10 +326,11 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES ? 4 : 5)
 #pragma unroll
       for (int half = 0; half < (BITS == 4 ? 2 : 1); half++) {
         const u32 c = step * 128 + within + 8 * half;
-        constexpr int F[4] = {BITS == 4 ? 6 : 0, BITS == 4 ? 22 : 16, BITS == 4 ? 2 : 8, BITS == 4 ? 18 : 24};
+        constexpr int DOWN = BITS == 4 ? 4 : 8, F[4] = {0, 16, DOWN, 16 + DOWN};
         float v[4];
 #pragma unroll
         for (int f = 0; f < 4; f++) {
+          // A rotation: with a shift there are too few registers.
           const u32 code = __funnelshift_r(words[j], words[j], F[f] + 8 * half) & MASK;
           v[f] = integer(code, f < 2 ? t.zero : t.zero8);
         }
@@ -396,8 +397,8 @@ __global__ void __launch_bounds__(THREADS) dequantize_rows_wna16(const Chosen ou
     u32 words[4];
     load_quad<BITS>(words, atom, (warp * PARTS + c / SPAN) * 32 + 4 * r + four);
     const u32 word = j == 0 ? words[0] : j == 1 ? words[1] : j == 2 ? words[2] : words[3];
-    const u32 field = (BITS == 4 ? (lower ? 2 : 6) + c / 8 % 2 * 8 : (lower ? 8 : 0)) + c % 2 * 16;
-    const u32 code = __funnelshift_r(word, word, field) & MASK, group = c >> p.shift;
+    const u32 field = (BITS == 4 ? (lower ? 4 : 0) + c / 8 % 2 * 8 : (lower ? 8 : 0)) + c % 2 * 16;
+    const u32 code = word >> field & MASK, group = c >> p.shift;
     const u8* scales =
         p.groups ? atom + CODES + group * scales_bytes : p.rows + u64(strip) * (scales_bytes + zeros_bytes);
     const u8* zeros = p.groups ? atom + CODES + p.groups * scales_bytes + group * zeros_bytes : scales + scales_bytes;

@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
         const u32 b = __byte_perm(pair(row + 8, column), 0, 0x4140);
         const u32 c = __byte_perm(pair(row, column + 8), 0, 0x4140);
         const u32 d = __byte_perm(pair(row + 8, column + 8), 0, 0x4140);
-        words[j] = a << 6 | b << 2 | __funnelshift_l(c, c, 14) | d << 10;
+        words[j] = a | b << 4 | c << 8 | d << 12;
       } else {
         const int row = i / 128 * 16 + lane / 4;
         const int column = i / 32 % 4 * 32 + 16 * (j / 2) + 8 * (j % 2) + lane % 4 * 2;

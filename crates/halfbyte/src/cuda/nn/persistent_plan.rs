@@ -33,8 +33,8 @@ pub(super) const MOST_RANKS: usize = 8;
 const SUPER_STRIP: usize = 4 * STRIP;
 /// Bytes of the factors and halves of 16 rows of an atom.
 const MULTIPLES_BYTES: usize = 10 * ROWS;
-/// Columns whose products are summed as integers, at most: 127 · 128 of each, four times where rows share a word.
-const MOST_SUMMED: usize = 1 << 15;
+/// Columns whose products are summed as integers, at most: 127 · 128 of each, as 16 times those of 4 bits are.
+const MOST_SUMMED: usize = 1 << 17;
 
 /// Sizes of a model, the same in all of its layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ pub const STEP: usize = 128;
 
 /// Where the bits of a code of 4 bits begin, with its row and column from (R, c).
 const FIELDS: [(usize, usize, u32); 8] =
-    [(0, 0, 6), (0, 1, 22), (8, 0, 2), (8, 1, 18), (0, 8, 14), (0, 9, 30), (8, 8, 10), (8, 9, 26)];
+    [(0, 0, 0), (0, 1, 16), (8, 0, 4), (8, 1, 20), (0, 8, 8), (0, 9, 24), (8, 8, 12), (8, 9, 28)];
 
 /// The form of an atom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

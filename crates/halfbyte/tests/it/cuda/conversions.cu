@@ -12,11 +12,6 @@ template <int N, class Convert> DEV void each(const u32* words, u32* out, u32 co
   for (int j = 0; j < N; j++) out[N * i + j] = a[j];
 }
 
-// SIGNED: 0 or 1.
-template <int SIGNED> __global__ void int4_half_awq(const u32* words, u32* out, u32 count, u32) {
-  each<4>(words, out, count, [](u32 w, u32(&a)[4]) { int4_to_half_awq<SIGNED != 0>(w, a); });
-}
-
 template <int> __global__ void int4_half(const u32* words, u32* out, u32 count, u32 zero) {
   const u32 r = int4_half_zero_r(zero), r8 = int4_half_zero_r8(16 - zero);
   each<4>(words, out, count, [=](u32 w, u32(&a)[4]) { int4_to_half(w, r, r8, a); });

@@ -17,7 +17,7 @@ struct Conversion {
     since: u32,
     /// Bits of a code.
     bits: u32,
-    /// For each half of each register: the bit of the word that its code begins at, which may go round.
+    /// For each half of each register: the bit of the word that its code begins at.
     begins: &'static [[u32; 2]],
     /// Zero points of the first register; the others of two rows have the `most` less them.
     zeros: RangeInclusive<u32>,
@@ -34,37 +34,17 @@ fn of_bf16(value: f32) -> u16 {
     bf16::from_f32(value).to_bits()
 }
 
-/// Nibbles i and i + 4 side by side.
-const FILE_ORDER: &[[u32; 2]] = &[[0, 16], [4, 20], [8, 24], [12, 28]];
 /// The A registers of a tensor core: rows R, R + 8, R, R + 8.
-const FRAGMENT_ORDER: &[[u32; 2]] = &[[6, 22], [2, 18], [14, 30], [10, 26]];
+const NIBBLES: &[[u32; 2]] = &[[0, 16], [4, 20], [8, 24], [12, 28]];
 /// Bytes 0 and 2, 1 and 3.
 const BYTES: &[[u32; 2]] = &[[0, 16], [8, 24]];
 
-const ALL: [Conversion; 7] = [
-    Conversion {
-        kernel: "int4_half_awq<0>",
-        since: 75,
-        bits: 4,
-        begins: FILE_ORDER,
-        zeros: 0..=0,
-        most: None,
-        half: of_f16,
-    },
-    Conversion {
-        kernel: "int4_half_awq<1>",
-        since: 75,
-        bits: 4,
-        begins: FILE_ORDER,
-        zeros: 8..=8,
-        most: None,
-        half: of_f16,
-    },
+const ALL: [Conversion; 5] = [
     Conversion {
         kernel: "int4_half<0>",
         since: 75,
         bits: 4,
-        begins: FRAGMENT_ORDER,
+        begins: NIBBLES,
         zeros: 0..=16,
         most: Some(16),
         half: of_f16,
@@ -73,7 +53,7 @@ const ALL: [Conversion; 7] = [
         kernel: "int4_bf16<0>",
         since: 80,
         bits: 4,
-        begins: FRAGMENT_ORDER,
+        begins: NIBBLES,
         zeros: 0..=16,
         most: Some(16),
         half: of_bf16,
@@ -164,7 +144,7 @@ fn conversions_are_what_they_are_by_definition() {
                 let got = conversion.run(&gpu, &stream, &words, zero);
                 for (word, registers) in words.iter().zip(got.chunks_exact(conversion.begins.len())) {
                     for ((register, table), begins) in registers.iter().zip(&tables).zip(conversion.begins) {
-                        let code = |at: u32| (word.rotate_right(at) & ((1 << conversion.bits) - 1)) as usize;
+                        let code = |at: u32| (word >> at & ((1 << conversion.bits) - 1)) as usize;
                         let [low, high] = begins.map(|at| u32::from(table[code(at)]));
                         assert_eq!(*register, low | high << 16, "{} of {word:#x}, zero {zero}", conversion.kernel);
                     }
