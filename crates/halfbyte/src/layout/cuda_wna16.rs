@@ -4,24 +4,26 @@
 //! strip = 64 outputs;  super-strip = 4 strips, the last one 1 to 4;  atom = one strip × 128 columns
 //! atoms in the order super-strip, then columns, then strip:    0: s0 s1 s2 s3 | 128: s0 s1 s2 s3 | …
 //!     so that 1, 2 or 4 strips of the same columns are one piece, and 4 strips over a run of columns one stream
-//! atom = codes [1024 · bits bytes] · scales [128/group][64], 2 or 4 bytes each · zero points [128/group][64 bytes], if any, or
-//!     offsets [128/group][64] in the type of the scales
+//! atom = 4 units, one for each 16 outputs: what a warp multiplies is one piece
+//! unit = codes [256 · bits bytes] · scales [128/group][16], 2 or 4 bytes each · zero points [128/group][16 bytes], if any, or
+//!     offsets [128/group][16] in the type of the scales
 //!
-//! codes of 4 bits  [warp w 0..4][half h 0..2][lane 0..32][word j 0..4], a word the 8 codes of one lane and 16 columns:
-//!     rows R = 16w + lane/4 and R + 8, column c = 64h + 16j + 2·(lane % 4)
+//! codes of 4 bits  [half h 0..2][lane 0..32][word j 0..4], a word the 8 codes of one lane and 16 columns:
+//!     rows R = lane/4 and R + 8 of the unit, column c = 64h + 16j + 2·(lane % 4)
 //!     bits  0 (R, c)       16 (R, c+1)        register 0 of A in mma m16n8k16 and wgmma m64k16
 //!     bits  4 (R+8, c)     20 (R+8, c+1)      register 1
 //!     bits  8 (R, c+8)     24 (R, c+9)        register 2
 //!     bits 12 (R+8, c+8)   28 (R+8, c+9)      register 3
 //! codes of 6 bits: in two planes (`planes.rs`)
-//! codes of 8 bits  [warp w 0..4][quarter i 0..4][lane 0..32][word j 0..4]:
+//! codes of 8 bits  [quarter i 0..4][lane 0..32][word j 0..4]:
 //!     column c = 32i + 16·(j / 2) + 2·(lane % 4) + 8·(j % 2); bytes (R, c) (R+8, c) (R, c+1) (R+8, c+1)
-//! scales, zero points and offsets of a group  [warp w 0..4][i 0..8]: rows 16w + i, 16w + i + 8
+//! scales, zero points and offsets of a group  [i 0..8]: rows i and i + 8 of the unit
 //!
-//! one scale a row: the atoms hold codes only, and a table beside them has for each strip 64 scales and 64 zero points
-//! scales on two levels: the table has the scales of the rows, and a group in an atom has, where its scale would lie, 2 bytes:
+//! one scale a row: the units hold codes only, and a table beside them has for each strip 64 scales and 64 zero points, those of 16
+//!     rows in the same order, one behind the other
+//! scales on two levels: the table has the scales of the rows, and a group in a unit has, where its scale would lie, 2 bytes:
 //!     its factor f, and 128 − zero point · f; so code · f + 128 − zero point · f is the byte that a weight is, plus 128
-//! scales and offsets that are whole multiples of halves (GGUF's K types): 10 bytes a row and atom instead (`multiples.rs`)
+//! scales and offsets that are whole multiples of halves (GGUF's K types): 10 bytes a row and unit instead (`multiples.rs`)
 //! ```
 //!
 //! Rows are padded to 64 and columns to 128, with scales of zero. Groups of a multiple of 128, 64, 32 or 16 columns lie as groups
@@ -33,7 +35,7 @@ mod atom;
 mod multiples;
 mod planes;
 
-pub use atom::{Atom, STEP, STRIP};
+pub use atom::{Atom, STEP, STRIP, UNIT};
 
 use crate::error::Result;
 use crate::format::{Act, QTensor, WeightFormat, Zero, Zeros};
@@ -54,9 +56,9 @@ fn row_at(at: usize) -> usize {
     at / 16 * 16 + at % 16 / 2 + 8 * (at % 2)
 }
 
-/// Number `at` of a type, among the bytes of its kind.
+/// Writes a number of a type from byte `at` on.
 fn put_float(value: f32, dtype: Float, at: usize, out: &mut [u8]) {
-    let put = |bytes: &[u8], out: &mut [u8]| out[at * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
+    let put = |bytes: &[u8], out: &mut [u8]| out[at..][..bytes.len()].copy_from_slice(bytes);
     match dtype {
         Float::F16 => put(&f16::from_f32(value).to_le_bytes(), out),
         Float::BF16 => put(&bf16::from_f32(value).to_le_bytes(), out),
@@ -65,11 +67,11 @@ fn put_float(value: f32, dtype: Float, at: usize, out: &mut [u8]) {
 }
 
 fn float_at(bytes: &[u8], dtype: Float, at: usize) -> f32 {
-    let half = |b: &[u8]| [b[2 * at], b[2 * at + 1]];
+    let half = |b: &[u8]| [b[at], b[at + 1]];
     match dtype {
         Float::F16 => f16::from_le_bytes(half(bytes)).to_f32(),
         Float::BF16 => bf16::from_le_bytes(half(bytes)).to_f32(),
-        Float::F32 => f32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[4 * at + i])),
+        Float::F32 => f32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i])),
     }
 }
 
@@ -106,12 +108,12 @@ impl CudaWna16 {
         let source = Source { w, atom, order: order.as_deref() };
         atoms.par_chunks_mut(atom.bytes()).enumerate().for_each(|(at, out)| {
             let [strip, step] = place_of_atom(at, [strips, steps]);
-            source.codes(strip, step, &mut out[..atom.codes_bytes()]);
+            source.codes(strip, step, out);
             if let Some(of) = of.filter(|_| atom.multiples) {
-                return multiples::pack(atom, of, [n, w.groups()], [strip, step], &mut out[atom.codes_bytes()..]);
+                return multiples::pack(atom, of, [n, w.groups()], [strip, step], out);
             }
             for g in 0..atom.groups() {
-                source.params(strip, step * STEP + g * atom.group, atom.params_of(g), out);
+                source.params(strip, step * STEP + g * atom.group, |at| atom.params_of(g, at), out);
             }
         });
         let mut rows = vec![0u8; atom.bytes_of_rows(n)];
@@ -119,10 +121,10 @@ impl CudaWna16 {
             Some(scales) if atom.factors => {
                 for at in 0..STRIP {
                     let scale = scales.get(strip * STRIP + row_at(at)).copied().unwrap_or(0.0);
-                    put_float(scale, atom.scale, at, out);
+                    put_float(scale, atom.scale, atom.row_params_of(at)[0], out);
                 }
             }
-            _ => source.params(strip, 0, [0, STRIP * atom.scale.size_bytes()], out),
+            _ => source.params(strip, 0, |at| atom.row_params_of(at), out),
         });
         Ok(Self { n, k, format: w.format(), atom, atoms, rows, order })
     }
@@ -134,38 +136,38 @@ impl CudaWna16 {
         let (mut codes, mut scales, mut zeros) = (vec![0u8; n * k], vec![0f32; n * groups], vec![0u16; n * groups]);
         let mut offsets = vec![0f32; if atom.offset { n * groups } else { 0 }];
         let column = |c: usize| self.order.as_ref().map_or(c, |order| order[c] as usize);
-        let mut params = |strip: usize, group: usize, [scales_at, zeros_at]: [usize; 2], bytes: &[u8]| {
+        let mut params = |strip: usize, group: usize, places: &dyn Fn(usize) -> [usize; 2], bytes: &[u8]| {
             for at in 0..STRIP {
                 let row = strip * STRIP + row_at(at);
                 if row < n && group < groups {
-                    let to = row * groups + group;
+                    let (to, [scale_at, zero_at]) = (row * groups + group, places(at));
                     if atom.multiples {
-                        let [scale, offset] =
-                            multiples::unpack(atom, &bytes[atom.codes_bytes()..], at, group % atom.groups());
+                        let [scale, offset] = multiples::unpack(atom, bytes, at, group % atom.groups());
                         scales[to] = scale;
                         offsets.get_mut(to).into_iter().for_each(|to| *to = offset);
                         continue;
                     }
                     if atom.factors {
-                        let (factor, zero) = (bytes[scales_at + 2 * at], bytes[scales_at + 2 * at + 1]);
+                        let (factor, zero) = (bytes[scale_at], bytes[scale_at + 1]);
                         scales[to] = f32::from(factor);
                         zeros[to] = u16::from((128 - zero).checked_div(factor).unwrap_or(0));
                         continue;
                     }
-                    scales[to] = float_at(&bytes[scales_at..], atom.scale, at);
+                    scales[to] = float_at(bytes, atom.scale, scale_at);
                     if atom.zero {
-                        zeros[to] = u16::from(bytes[zeros_at + at]);
+                        zeros[to] = u16::from(bytes[zero_at]);
                     }
                     if atom.offset {
-                        offsets[to] = float_at(&bytes[zeros_at..], atom.scale, at);
+                        offsets[to] = float_at(bytes, atom.scale, zero_at);
                     }
                 }
             }
         };
         for (at, bytes) in self.atoms.chunks_exact(atom.bytes()).enumerate() {
             let [strip, step] = place_of_atom(at, [strips, steps]);
-            let words = bytes[..atom.codes_bytes()].chunks_exact(4);
-            let mut words: Vec<u32> = words.map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+            let units = bytes.chunks_exact(atom.unit_bytes());
+            let in_bytes = units.flat_map(|unit| unit[..atom.codes_bytes()].chunks_exact(4));
+            let mut words: Vec<u32> = in_bytes.map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
             if atom.bits == 6 {
                 words = planes::unfold(&words).into();
             }
@@ -182,7 +184,7 @@ impl CudaWna16 {
             for g in 0..atom.groups() {
                 let first = step * STEP + g * atom.group;
                 if first < k {
-                    params(strip, first / self.format.group.len(k), atom.params_of(g), bytes);
+                    params(strip, first / self.format.group.len(k), &|at| atom.params_of(g, at), bytes);
                 }
             }
         }
@@ -190,13 +192,13 @@ impl CudaWna16 {
             for at in 0..self.rows.len() / 2 {
                 let row = at / STRIP * STRIP + row_at(at % STRIP);
                 if row < n {
-                    let channel = float_at(&self.rows, atom.scale, at);
+                    let channel = float_at(&self.rows, atom.scale, at * atom.scale.size_bytes());
                     scales[row * groups..(row + 1) * groups].iter_mut().for_each(|scale| *scale *= channel);
                 }
             }
         } else {
             for (strip, bytes) in self.rows.chunks_exact(atom.params_bytes()).enumerate() {
-                params(strip, 0, [0, STRIP * atom.scale.size_bytes()], bytes);
+                params(strip, 0, &|at| atom.row_params_of(at), bytes);
             }
         }
         let zeros = match self.format.zero {
@@ -285,7 +287,8 @@ impl Source<'_> {
                 word | code << self.atom.shift(f)
             })
         };
-        let out = out.chunks_exact_mut(4);
+        let units = out.chunks_exact_mut(self.atom.unit_bytes());
+        let out = units.flat_map(|unit| unit[..self.atom.codes_bytes()].chunks_exact_mut(4));
         match self.atom.bits {
             6 => {
                 let words = planes::fold(&std::array::from_fn(word));
@@ -295,28 +298,29 @@ impl Source<'_> {
         }
     }
 
-    /// Scales and zero points of the group that a column lies in, put where they begin.
-    fn params(&self, strip: usize, column: usize, [scales_at, zeros_at]: [usize; 2], out: &mut [u8]) {
+    /// Scales and zero points of the group that a column lies in, each to its place.
+    fn params(&self, strip: usize, column: usize, places: impl Fn(usize) -> [usize; 2], out: &mut [u8]) {
         let (n, k, groups) = (self.w.n(), self.w.k(), self.w.groups());
         let group = if self.atom.group == 0 { 0 } else { column / self.w.format().group.len(k) };
         for at in 0..STRIP {
             let row = strip * STRIP + row_at(at);
+            let [scale_at, zero_at] = places(at);
             let there = row < n && group < groups && (column < k || self.atom.group == 0);
             if there {
                 let i = row * groups + group;
                 match (self.w.factors(), self.w.zero_point(row, group)) {
                     (Some(factors), Some(zero)) if self.atom.factors => {
-                        out[scales_at + 2 * at] = factors[i];
-                        out[scales_at + 2 * at + 1] = (128 - zero * u32::from(factors[i])) as u8;
+                        out[scale_at] = factors[i];
+                        out[scale_at + 1] = (128 - zero * u32::from(factors[i])) as u8;
                     }
-                    _ => put_float(self.w.scales()[i], self.atom.scale, at, &mut out[scales_at..]),
+                    _ => put_float(self.w.scales()[i], self.atom.scale, scale_at, out),
                 }
                 if let Zeros::Float(o) = self.w.zeros() {
-                    put_float(o[i], self.atom.scale, at, &mut out[zeros_at..]);
+                    put_float(o[i], self.atom.scale, zero_at, out);
                 }
             }
             if self.atom.zero {
-                out[zeros_at + at] = match self.w.zeros() {
+                out[zero_at] = match self.w.zeros() {
                     Zeros::Integer(z) if there => z[row * groups + group] as u8,
                     _ => self.w.format().middle() as u8,
                 };

@@ -78,7 +78,7 @@ template <int BITS> struct Row<PLAIN, BITS> {
 };
 
 template <int BITS> struct Row<WNA16, BITS> {
-  const u8* atoms;  // the first of the row's strip
+  const u8* units;  // the first of the row's
   u64 step, loaded = ~0ull;
   u32 warp, of_warp, upper;  // rows of a strip: 16 a warp, 8 below them
   float scale = 0, zero;  // zero: or the offset
@@ -86,39 +86,40 @@ template <int BITS> struct Row<WNA16, BITS> {
     const u64 strips = (w.n + 63) / 64, strip = row / 64, super = strip / 4, steps = (w.k + 127) / 128;
     const u64 in = strips - 4 * super < 4 ? strips - 4 * super : 4;
     const u32 groups = w.group ? 128 / w.group : 0, params = scales_bytes(w) + zeros_bytes(w);
-    const u32 bytes = 1024 * BITS + groups * params;
-    atoms = static_cast<const u8*>(w.codes) + (super * 4 * steps + strip % 4) * bytes;
-    step = in * bytes;
+    const u64 unit = 256 * BITS + groups * params;
     warp = u32(row) % 64 / 16, of_warp = u32(row) % 8, upper = u32(row) % 16 / 8;
-    const u8* table = static_cast<const u8*>(w.scales) + strip * params;
-    if (!w.group) load_params(w, table, table + scales_bytes(w));
+    units = static_cast<const u8*>(w.codes) + (4 * (super * 4 * steps + strip % 4) + warp) * unit;
+    step = 4 * in * unit;
+    // Of rows, four times those of 16.
+    const u8* table = static_cast<const u8*>(w.scales) + strip * (4 * params);
+    if (!w.group) load_params(w, table + warp * scales_bytes(w), table + 4 * scales_bytes(w) + warp * zeros_bytes(w));
   }
-  // Of 64 rows and a group.
-  DEV u32 scales_bytes(const Weight& w) { return w.dtype == F32 ? 256 : 128; }
+  // Of 16 rows and a group.
+  DEV u32 scales_bytes(const Weight& w) { return w.dtype == F32 ? 64 : 32; }
   DEV u32 zeros_bytes(const Weight& w) {
-    return w.zero_kind == INTEGER ? 64 : w.zero_kind == OFFSET ? scales_bytes(w) : 0;
+    return w.zero_kind == INTEGER ? 16 : w.zero_kind == OFFSET ? scales_bytes(w) : 0;
   }
   __device__ __forceinline__ void load_params(const Weight& w, const u8* scales, const u8* zeros) {
-    const u32 at = warp * 16 + of_warp * 2 + upper;
+    const u32 at = of_warp * 2 + upper;
     scale = load_float(scales, at, w.dtype);
     if (w.zero_kind == INTEGER) zero = zeros[at];
     if (w.zero_kind == OFFSET) zero = load_float(zeros, at, w.dtype);
   }
   __device__ __forceinline__ float at(const Weight& w, u64 k) {
-    const u8* atom = atoms + k / 128 * step;
+    const u8* unit = units + k / 128 * step;
     const u32 c = u32(k) % 128, lane = of_warp * 4 + c % 8 / 2, high = c % 16 / 8, odd = c % 2;
     if (w.group && k / w.group != loaded) {
       loaded = k / w.group;
-      const u8* params = atom + 1024 * BITS;
+      const u8* params = unit + 256 * BITS;
       load_params(w, params + c / w.group * scales_bytes(w),
                   params + 128 / w.group * scales_bytes(w) + c / w.group * zeros_bytes(w));
     }
     u32 code;
     if (BITS == 4) {
-      const u32 word = reinterpret_cast<const u32*>(atom)[((warp * 2 + c / 64) * 32 + lane) * 4 + c % 64 / 16];
+      const u32 word = reinterpret_cast<const u32*>(unit)[(c / 64 * 32 + lane) * 4 + c % 64 / 16];
       code = word >> (4 * upper + 8 * high + 16 * odd) & 15;
     } else {
-      code = atom[(((warp * 4 + c / 32) * 32 + lane) * 4 + c % 32 / 16 * 2 + high) * 4 + 2 * odd + upper];
+      code = unit[((c / 32 * 32 + lane) * 4 + c % 32 / 16 * 2 + high) * 4 + 2 * odd + upper];
     }
     return w.zero_kind == OFFSET ? fmaf(scale, float(code), zero) : scale * (float(code) - zero);
   }

@@ -57,34 +57,32 @@ struct Feed {
   // First token of the tile; behind the last stage one that is not there.
   __device__ __forceinline__ int token(const Given& g) const { return g.m - rows_left - (int)threadIdx.x / 8 % NT; }
 };
-// Of the pieces of W of a stage, every THREADS-th one from `first` on.
+// Of the pieces of W of a stage, every THREADS-th one from `first` on: of 128 columns all are one piece of memory, of
+// fewer these are codes.
 DEV void copy_w(const Feed& f, u32 to, int first) {
-  constexpr int PIECES = STRIP_CODES / 16, OF_WARP = WARP_CODES / 16;
-  if constexpr (BITS == 6) {  // a strip is a stage's whole atom, whose pieces are no power of two
-    const int piece = first + threadIdx.x, strip = piece / PIECES, at = piece % PIECES * 16;
-    if (piece < W_PIECES && strip < f.strips) copy_16(to + strip * STRIP_BYTES + at, f.source + strip * ATOM + at);
+  const int t = threadIdx.x;
+  if constexpr (STEP == 128) {
+    if (first + t < f.strips * (ATOM / 16)) copy_16(to + (first + t) * 16, f.source + (first + t) * 16);
     return;
   }
-  const int t = threadIdx.x, strip = first / PIECES, rest = first % PIECES;
-  const u32 from = t / PIECES * ATOM + (t % PIECES) / OF_WARP * (256 * BITS) + t % OF_WARP * 16 + f.half * WARP_CODES;
-  if ((W_PIECES % THREADS == 0 || first + t < W_PIECES) && strip + t / PIECES < f.strips)
-    copy_16(to + (strip + t / PIECES) * STRIP_BYTES + (rest + t % PIECES) * 16,
-            f.source + from + strip * ATOM + rest / OF_WARP * (256 * BITS));
+  constexpr int OF_UNIT = STAGE_SCALES / 16, OF_STRIP = 4 * OF_UNIT;
+  const u32 unit = t / OF_UNIT, more = first / OF_UNIT, at = t % OF_UNIT * 16;
+  if ((W_PIECES % THREADS == 0 || first + t < W_PIECES) && first / OF_STRIP + t / OF_STRIP < f.strips)
+    copy_16(to + unit * STAGE_UNIT + at + more * STAGE_UNIT,
+            f.source + (unit * UNIT_BYTES + at + f.half * STAGE_SCALES) + more * UNIT_BYTES);
 }
-// Scales, zero points, offsets.
+// Scales, zero points, offsets, where they do not come with codes.
 DEV void copy_groups(const Feed& f, u32 to) {
-  constexpr int SCALE_PIECES = MULTIPLES ? MULTIPLES_BYTES / 16 : GROUP_SCALES / 16 * STAGE_GROUPS,
-                EACH = GROUP == 0  ? 1
-                       : MULTIPLES ? SCALE_PIECES
-                                   : SCALE_PIECES + GROUP_ZEROS / 16 * STAGE_GROUPS;
-  if constexpr (GROUP != 0) {
+  constexpr int SCALE_PIECES = GROUP_SCALES / 16 * STAGE_GROUPS,
+                EACH = GROUP == 0 ? 1 : (STAGE_UNIT - STAGE_SCALES) / 16;
+  if constexpr (STEP < 128 && GROUP != 0) {
     const int group = GROUP == 128 ? 0 : f.half * STAGE_GROUPS;
 #pragma unroll
-    for (int first = 0; first < TILE_STRIPS * EACH; first += THREADS) {
-      const int piece = first + threadIdx.x, strip = piece / EACH, at = piece % EACH;
-      const u32 from = strip * ATOM + (at < SCALE_PIECES ? SCALES + group * GROUP_SCALES + at * 16
-                                                         : ZEROS + group * GROUP_ZEROS + (at - SCALE_PIECES) * 16);
-      if (strip < f.strips) copy_16(to + strip * STRIP_BYTES + STRIP_SCALES + at * 16, f.source + from);
+    for (int first = 0; first < 4 * TILE_STRIPS * EACH; first += THREADS) {
+      const int piece = first + threadIdx.x, unit = piece / EACH, at = piece % EACH;
+      const u32 from = unit * UNIT_BYTES + (at < SCALE_PIECES ? SCALES + group * GROUP_SCALES + at * 16
+                                                              : ZEROS + group * GROUP_ZEROS + (at - SCALE_PIECES) * 16);
+      if (unit < 4 * f.strips) copy_16(to + unit * STAGE_UNIT + STAGE_SCALES + at * 16, f.source + from);
     }
   }
 }
@@ -190,14 +188,14 @@ struct Warp {
   int pair;  // of rows
   DEV Warp make(const Ring& r, int wg, int warp, int lane) {
     const int token = (lane & 7) + (WIDTH == 8 ? 0 : (lane >> 4) << 3), piece = lane >> 3 & (WIDTH == 8 ? 3 : 1);
-    const u32 w = r.w + wg * STRIPS * STRIP_BYTES;
+    const u32 unit = r.w + wg * STRIPS * STRIP_BYTES + warp * STAGE_UNIT;
     return {r.x + token * 128 + ((piece ^ (lane & 7)) << 4),
-            w + warp * WARP_CODES + lane * 16,
-            w + STRIP_SCALES + warp * (GROUP_SCALES / 4) + (lane >> 2) * (GROUP_SCALES / 32),
-            w + STRIP_ZEROS + warp * (GROUP_ZEROS / 4) + (lane >> 2) * (GROUP_ZEROS / 32),
-            w + STRIP_SCALES,
-            w + warp * WARP_CODES + 512 + lane * 8,
-            8 * warp + (lane >> 2)};
+            unit + lane * 16,
+            unit + STAGE_SCALES + (lane >> 2) * (GROUP_SCALES / 8),
+            unit + STAGE_ZEROS + (lane >> 2) * (GROUP_ZEROS / 8),
+            unit + STAGE_SCALES,
+            unit + 512 + lane * 8,
+            lane >> 2};
   }
   // x of WIDTH tokens and 32 bytes of columns; with 8 tokens and PAIR, 64 bytes.
   template <bool PAIR = false> __device__ __forceinline__ void load_block(u32 (&b)[4], u32 stage, int j, int i) const {

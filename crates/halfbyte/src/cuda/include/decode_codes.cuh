@@ -5,23 +5,22 @@
 
 // A lane's words for so many k16 steps, of 6 bits at least two: first the lower bits of all, then the upper ones.
 DEV constexpr int words_of(int steps) { return steps * BITS / 4; }
-typedef u32 Codes[words_of(8)];  // a lane's words of an atom
+typedef u32 Codes[words_of(8)];  // a lane's words of a unit
 
-// The lane's codes of one atom; base: address of the atom.
-DEV void load_codes(Codes& q, u32 base, int warp, int lane) {
-  const u32 own = base + warp * (256 * BITS);
+// The lane's codes of one unit; at: its address.
+DEV void load_codes(Codes& q, u32 at, int lane) {
   constexpr int QUADS = BITS == 8 ? 4 : 2, APART = BITS == 6 ? 768 : 512;
 #pragma unroll
   for (int i = 0; i < QUADS; i++) {
     u32 v[4];
-    load_shared(v, own + i * APART + lane * 16);
+    load_shared(v, at + i * APART + lane * 16);
 #pragma unroll
     for (int j = 0; j < 4; j++) q[4 * i + j] = v[j];
   }
 #pragma unroll
   for (int i = 0; BITS == 6 && i < 2; i++) {
     u32 v[2];
-    load_shared(v, own + i * APART + 512 + lane * 8);
+    load_shared(v, at + i * APART + 512 + lane * 8);
     q[(8 + 2 * i) % words_of(8)] = v[0];
     q[(9 + 2 * i) % words_of(8)] = v[1];
   }
@@ -103,7 +102,7 @@ DEV RowPair offset_pair(u32 word, u32 halves) { return row_pair(offsets_of_group
 // All of them; nothing where scales are no multiples.
 struct Multiples {
   u32 words[4], halves;
-  // at: where those of an atom begin.
+  // at: where those of a unit begin.
   DEV Multiples load(u32 at, int pair) {
     Multiples m;
     if constexpr (MULTIPLES) {

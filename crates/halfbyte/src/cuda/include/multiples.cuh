@@ -1,12 +1,12 @@
-// Scales and offsets as whole multiples of halves: from the words that an atom has for a pair of rows R and R + 8, as
+// Scales and offsets as whole multiples of halves: from the words that a unit has for a pair of rows R and R + 8, as
 // weight_atom.cuh and layout/cuda_wna16/multiples.rs say, to floats. All products are exact.
 #pragma once
 #include "dequant.cuh"
 
-// Bytes of the rows of a warp, and of an atom. Where a pair's words begin, and its last word.
-constexpr u32 MULTIPLES_OF_WARP = 8 * 20, MULTIPLES_BYTES = 4 * MULTIPLES_OF_WARP;
-DEV u32 words_of_pair(u32 pair) { return pair / 8 * MULTIPLES_OF_WARP + pair % 8 * 16; }
-DEV u32 last_of_pair(u32 pair) { return pair / 8 * MULTIPLES_OF_WARP + 128 + pair % 8 * 4; }
+// Bytes of a unit's. Where a pair's words begin, and its last word.
+constexpr u32 MULTIPLES_BYTES = 8 * 20;
+DEV u32 words_of_pair(u32 pair) { return pair * 16; }
+DEV u32 last_of_pair(u32 pair) { return 128 + pair * 4; }
 
 // Numbers of R and of R + 8.
 struct TwoFloats {
@@ -36,7 +36,7 @@ DEV u32 scale_halves(const u32 (&words)[4]) {
 // The factors of the scales of R and R + 8 as fp16.
 DEV u32 factors_of_scales(u32 word) { return half_add(and_or(word, 0x003f003f, 0x64006400), 0xe400e400); }
 
-// The same from memory: `params`, where those of an atom begin.
+// The same from memory: `params`, where those of a unit begin.
 struct PairOfRows {
   u32 words[4], last;
   __device__ __forceinline__ static PairOfRows load(const u8* params, u32 pair) {

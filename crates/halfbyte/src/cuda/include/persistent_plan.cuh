@@ -31,20 +31,15 @@ constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;  // of fou
 constexpr bool MEAN_OF_SUMS = LAYER_NORM && !QUANTIZED && !BESIDE;
 constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
               QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
-// A unit is what a row block has of an atom: codes, then scales and zero points: its own where these are one piece,
-// else those of all four row blocks of the atom, since copies are what is scarce. Scales of rows lie elsewhere.
-constexpr bool OWN_SCALES = GROUPS == 1 && !ZERO;
-constexpr u32 SCALE_BYTES = OWN_SCALES ? 32 : ATOM - SCALES;
 // Weights whose scales and offsets are multiples of halves (GGUF's K types) may differ from tensor to tensor. Such a
 // form is 1 with offsets, in groups of 32, or 0 without, in groups of 16; 2 more where codes have 6 bits, not 4.
 constexpr u32 FORMS = HB_FORMS;  // a bit for each form that the model has; 0: scales are as they are, all of one form
 constexpr bool VALUES_APART = HB_VALUES_APART;  // rows of values may be of another form than those of queries and keys
 constexpr u32 FORMS_COUNT = FORMS ? (FORMS & 1) + (FORMS >> 1 & 1) + (FORMS >> 2 & 1) + (FORMS >> 3 & 1) : 1;
-// Bytes of a unit's codes and of its scales, and of an atom.
+// Bytes of codes that a row block has of 128 columns, and of the unit that they are in.
 static __device__ constexpr u32 codes_of(u32 form) { return 256 * (!FORMS ? BITS : form & 2 ? 6 : 4); }
-static __device__ constexpr u32 scales_of() { return FORMS ? MULTIPLES_OF_WARP : SCALE_BYTES; }
-static __device__ constexpr u32 atom_of(u32 form) { return FORMS ? 4 * (codes_of(form) + scales_of()) : ATOM; }
-constexpr u32 UNIT = codes_of(FORMS >> 2 ? 2 : 0) + scales_of(), STAGE = STEPS * UNIT;
+static __device__ constexpr u32 unit_of(u32 form) { return FORMS ? codes_of(form) + MULTIPLES_BYTES : UNIT_BYTES; }
+constexpr u32 UNIT = unit_of(FORMS >> 2 ? 2 : 0), STAGE = STEPS * UNIT;  // of the longest form
 static_assert((FORMS != 0) == MULTIPLES && (FORMS || !VALUES_APART), "forms of multiples");
 constexpr u32 TILE = 16, PART_POSITIONS = 256, MOST_PARTS = BLOCKS / KV_HEADS < 32 ? BLOCKS / KV_HEADS : 32;
 static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTENDED_LENGTH % (128 * STEPS) == 0,
@@ -147,10 +142,10 @@ static __device__ constexpr u32 most_blocks(u32 product) {
 constexpr u32 OF_QUERIES_AND_KEYS = (HEADS + KV_HEADS) * HEAD / 16;  // row blocks
 constexpr u32 MOST_BLOCKS = most(most(most_blocks(0), most_blocks(1)), most(most_blocks(2), most_blocks(3)));
 
-// Where a row block's weights lie: codes of its first columns, in 32 bytes; from a step of columns to the next; scales,
-// from the codes; of gate and up which of a token's experts it is of.
+// Where a row block's units lie: the first one; from one to the next; of gate and up which of a token's experts it is.
 struct __align__(16) Place {
-  u32 offset, wide, scales, choice;
+  u64 offset;
+  u32 wide, choice;
 };
 // What a block computes of a product, the same in every layer.
 struct Plan {
@@ -166,11 +161,6 @@ struct Plan {
     return places[FORMS_COUNT == 1 ? 0 : __popc(FORMS & ((1u << form) - 1))];
   }
 };
-// The row block that is the j-th of a block.
-DEV u32 row_block(const Plan& plan, u32 product, u32 j) {
-  const Shape s = shape(product);
-  return s.paired ? plan.first + (j >> 1) + (j & 1) * s.row_blocks : plan.first + j;
-}
 // The sums of all warps for a row block, [WARPS][2 pairs of digits][8 rows]{row, row + 8}, and what keeps row blocks in
 // different banks.
 template <bool INTEGERS> struct SumsOf {
@@ -281,10 +271,9 @@ DEV void make_plan(Plan& plan, u32 product) {
 #pragma unroll
     for (u32 form = 0; form < 4; form++) {
       if (FORMS ? !(FORMS >> form & 1) : form > 0) continue;
-      const u32 atom = atom_of(form), codes = codes_of(form), own = FORMS ? scales_of() : OWN_SCALES ? 32 : 0;
-      const u64 offset = u64(super) * stages * STEPS * atom + (strip - super) * atom + quarter * codes;
-      plan.places[i++][j] = {u32(offset / 32), min(4u, strips - super) * atom, (4 - quarter) * codes + quarter * own,
-                             choice};
+      const u32 unit = unit_of(form), atom = 4 * unit;
+      const u64 offset = u64(super) * stages * STEPS * atom + (strip - super) * atom + quarter * unit;
+      plan.places[i++][j] = {offset, min(4u, strips - super) * atom, choice};
     }
   }
 }

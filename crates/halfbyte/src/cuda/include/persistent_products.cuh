@@ -28,12 +28,9 @@ struct Ahead {
     if (left == 0) return;
     const Plan& plan = m.plan(product);
     const Place place = plan.of(0)[j];
-    const u8* codes = w + u64(place.offset) * 32 + t * place.wide;
+    const u8* unit = w + place.offset + t * place.wide;
 #pragma unroll
-    for (u32 k = 0; k < STEPS; k++, codes += place.wide) {
-      prefetch_bulk(codes, codes_of(0));
-      if (scales_of()) prefetch_bulk(codes + place.scales, scales_of());
-    }
+    for (u32 k = 0; k < STEPS; k++, unit += place.wide) prefetch_bulk(unit, UNIT);
     if (++j == plan.blocks) j = 0, t += STEPS;
     left--;
   }
@@ -70,7 +67,7 @@ DEV void bring(const Params& p, const Shared& m) {
   struct {
     const u8* w;
     const Place* places;
-    u32 codes;
+    u32 unit;
   } of, of_values;  // from row block `apart` on
   u32 apart = 0;
   WeightsOf coming = WeightsOf::ask(p, 0);
@@ -78,9 +75,9 @@ DEV void bring(const Params& p, const Shared& m) {
     for (; left == 0 && next < 4 * p.count; next++) {
       const Plan& plan = m.plan(next & 3);
       const u32 form = form_of(coming.forms, next & 3), form_of_values = form_of(coming.forms, VALUES);
-      of = {coming.w, plan.of(form), codes_of(form)}, blocks = plan.blocks;
+      of = {coming.w, plan.of(form), unit_of(form)}, blocks = plan.blocks;
       if (VALUES_APART)
-        apart = plan.apart, of_values = {coming.of_values, plan.of(form_of_values), codes_of(form_of_values)};
+        apart = plan.apart, of_values = {coming.of_values, plan.of(form_of_values), unit_of(form_of_values)};
       coming = WeightsOf::ask(p, next + 1);
       left = (plan.run[warp] >> 16) - (plan.run[warp] & 0xffff);
       j = plan.start[warp] & 0xffff, t = (plan.start[warp] >> 16) * STEPS;
@@ -106,15 +103,12 @@ DEV void bring(const Params& p, const Shared& m) {
       w = m.chosen()[product == 2 ? place.choice : t / EACH].w[product - 2];
       if (product == 3) column = t % EACH;
     }
-    const u8* codes = w + u64(place.offset) * 32 + column * place.wide;
-    const u32 of_codes = (value ? of_values : of).codes;
-    mbarrier_expect(full + 8 * stage, STEPS * (of_codes + scales_of()));
+    const u8* unit = w + place.offset + column * place.wide;
+    const u32 bytes = (value ? of_values : of).unit;
+    mbarrier_expect(full + 8 * stage, STEPS * bytes);
 #pragma unroll
-    for (u32 k = 0; k < STEPS; k++, codes += place.wide) {
-      const u32 to = own + stage * STAGE + k * UNIT;
-      copy_bulk(to, codes, of_codes, full + 8 * stage, policy);
-      if (scales_of()) copy_bulk(to + of_codes, codes + place.scales, scales_of(), full + 8 * stage, policy);
-    }
+    for (u32 k = 0; k < STEPS; k++, unit += place.wide)
+      copy_bulk(own + stage * STAGE + k * UNIT, unit, bytes, full + 8 * stage, policy);
     if (++stage == STAGES) stage = 0, phase ^= 1;
     if (++j == blocks) j = 0, t += STEPS;
     if (--left == 0) begin();
@@ -189,7 +183,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
     if (!WHOLE && left) columns.next(input, left > blocks);
 #pragma unroll 1
     for (; j < end; j++) {
-      const u32 at = ring + stage * STAGE, quarter = OWN_SCALES ? 0 : row_block(plan, product, j) & 3;
+      const u32 at = ring + stage * STAGE;
       if (!WHOLE) columns.advance(p, input);
       mbarrier_wait(full + 8 * stage, phase);
       Sums sum = {0, 0};
@@ -208,7 +202,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
           }
 #pragma unroll
           for (int g = 0; g < GROUPS; g++)
-            scales[k][g] = load_shared(at + (lane >> 2) * 4 + k * UNIT + codes_of(0) + quarter * 32 + 128 * g);
+            scales[k][g] = load_shared(at + (lane >> 2) * 4 + k * UNIT + SCALES + GROUP_SCALES * g);
         }
 #pragma unroll
         for (u32 k = 0; k < STEPS; k++)
@@ -217,8 +211,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
             constexpr int EACH = 4 / PARTS;  // k32 steps of a group
             int zero = BITS == 4 ? 8 : 128, zero8 = zero;
             if (ZERO) {
-              const u32 z = load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + codes_of(0) + ZEROS - SCALES +
-                                            quarter * 16 + 64 * g);
+              const u32 z = load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + ZEROS + GROUP_ZEROS * g);
               zero = z & 255, zero8 = z >> 8;
             }
             const int d0 = digit_sums[k][g][0], d1 = digit_sums[k][g][1];

@@ -3,38 +3,41 @@
 // PACKED WEIGHTS (one copy on the device serves every m, fp16 and bf16 x, mma.sync and wgmma)
 //   W[n][k] is padded to n % 64 == 0 and k % 128 == 0 with codes equal to the zero point (symmetric: 8 or 128) and
 //   scales of zero.
-//   strip = 64 rows;  super-strip = 4 strips (the last one may have 1..3);  atom = one strip x 128 k.
+//   strip = 64 rows;  super-strip = 4 strips (the last one may have 1..3);  atom = one strip x 128 k;
+//   unit = the 16 rows of an atom that a warp multiplies.
 //   Order of atoms: super-strip, then k, then strip:    k 0: s0 s1 s2 s3 | k 128: s0 s1 s2 s3 | ...
 //   so 1, 2 or 4 strips of one k step are one linear piece, and 4 strips over a run of k are one linear stream.
-//   atom = [codes: 1024*BITS bytes]
-//          [scales: 128/GROUP x 128 bytes, in f32 256]
-//          [zero points: 128/GROUP x 64 bytes, where there are any; or offsets, as the scales]
-//   codes, 4 bits: [warp w 0..3][half h 0..1][lane 0..31][word j 0..3]:
+//   atom = 4 units, one behind the other
+//   unit = [codes: 256*BITS bytes]
+//          [scales: 128/GROUP x 32 bytes, in f32 64]
+//          [zero points: 128/GROUP x 16 bytes, where there are any; or offsets, as the scales]
+//   so all that a warp needs for its rows is one piece of a multiple of 16 bytes.
+//   codes, 4 bits: [half h 0..1][lane 0..31][word j 0..3]:
 //   one word = the 8 codes of one lane for one k16 step.
-//     Rows R = 16w + lane/4 and R+8;   k0 = 64h + 16j + 2*(lane%4)
+//     Rows R = lane/4 and R+8 of the unit;   k0 = 64h + 16j + 2*(lane%4)
 //       bits  0.. 3: (R  , k0  )   bits 16..19: (R  , k0+1)      A register 0 of mma m16n8k16 and wgmma m64k16
 //       bits  4.. 7: (R+8, k0  )   bits 20..23: (R+8, k0+1)      A register 1
 //       bits  8..11: (R  , k0+8)   bits 24..27: (R  , k0+9)      A register 2
 //       bits 12..15: (R+8, k0+8)   bits 28..31: (R+8, k0+9)      A register 3
 //     So a byte has two rows of one column: as bytes the codes of R are one mask away, those of R+8 times 16 another.
-//   codes, 8 bits (biased: b = q + 128): [warp w 0..3][quarter i 0..3][lane 0..31][word j 0..3]:
+//   codes, 8 bits (biased: b = q + 128): [quarter i 0..3][lane 0..31][word j 0..3]:
 //   words 2j', 2j'+1 are the k16 step 2i + j'.
 //     k0 = 32i + 16j' + 2*(lane%4)
 //       even word, bytes 0..3: (R, k0) (R+8, k0) (R, k0+1) (R+8, k0+1)
 //       odd word: the same for k0+8
-//   codes, 6 bits: [warp w 0..3][half h 0..1] { [lane 0..31][word j 0..3], [lane 0..31][word i 0..1] }:
+//   codes, 6 bits: [half h 0..1] { [lane 0..31][word j 0..3], [lane 0..31][word i 0..1] }:
 //   word j of the first has the lower 4 bits of the k16 step 4h + j: those that its even word of 8-bit codes would have
 //     in the lower nibbles, byte for byte, those of the odd word in the upper ones;
 //   word i of the second has the upper 2 bits of steps 4h + 2i and 4h + 2i + 1, in bits 2t, 2t+1 of each byte:
 //     t = 0, 1: even and odd word of the first step; t = 2, 3: of the second
-//   scales and offsets of a group: [warp w][i 0..7] {row 16w+i, row 16w+i+8}, 2 or 4 bytes each.
+//   scales and offsets of a group: [i 0..7] {row i, row i+8}, 2 or 4 bytes each.
 //   zero points of a group: the same order, one byte each (4 bits: 0..16; 8 bits: 0..255, of biased codes).
-//   GROUP 0 (one scale a row): atoms hold codes only; a second array holds, for each strip, 128 bytes of scales and,
-//   where there are any, 64 bytes of zero points, in the order above.
+//   GROUP 0 (one scale a row): units hold codes only; a second array holds, for each strip, 128 bytes of scales and,
+//   where there are any, 64 bytes of zero points, those of 16 rows in the order above, one behind the other.
 //   FACTORS (scales on two levels, 4 bits): the second array has the scales of the rows; the 2 bytes of a row's scale
 //   in a group are its factor f and 128 - z f: q f + (128 - z f) is the weight as a byte, plus 128.
-//   MULTIPLES (scales and offsets are whole multiples of halves that an atom has for each row): instead of scales and
-//   offsets [warp w]{ [i 0..7][word 0..3], [i 0..7] last word } of the rows 16w+i and 16w+i+8:
+//   MULTIPLES (scales and offsets are whole multiples of halves that a unit has for each row): instead of scales and
+//   offsets [i 0..7][word 0..3], [i 0..7] last word, of rows R = i and i+8:
 //     with offsets, groups of 32: word g has the factors of group g: bits 0.. 5 of the scale of row R, 16..21 of R+8,
 //       6..11 and 22..27 of their offsets; what is left of the four words, 4 bits above each offset, are the halves of
 //       the scales of R and R+8: byte i has its lower 4 bits in word i/2, the upper ones in word 2 + i/2; the last word
@@ -94,13 +97,14 @@ constexpr int SCALED = FOLDED ? 128 : GROUP;  // columns whose sums are scaled t
 constexpr bool FROM_ZERO = ZERO || W_OFFSET;
 
 constexpr int GROUPS = GROUP ? 128 / GROUP : 0;
-constexpr int GROUP_SCALES = SCALE_F32 ? 256 : 128,
-              GROUP_ZEROS = ZERO       ? 64
+constexpr int GROUP_SCALES = SCALE_F32 ? 64 : 32,
+              GROUP_ZEROS = ZERO       ? 16
                             : W_OFFSET ? GROUP_SCALES
-                                       : 0;  // bytes of a group, of 64 rows
+                                       : 0;  // bytes of a group, of 16 rows
 constexpr int SUM_GROUP = FACTORS ? 0 : GROUP, SUM_GROUPS = FACTORS ? 0 : GROUPS;  // whose sums are scaled apart
-constexpr int CODES = 1024 * BITS, SCALES = CODES, ZEROS = SCALES + GROUP_SCALES * GROUPS,
-              ATOM = MULTIPLES ? SCALES + MULTIPLES_BYTES : ZEROS + GROUP_ZEROS * GROUPS;
+// Where scales and zero points of a unit begin; its bytes, and those of an atom.
+constexpr int SCALES = 256 * BITS, ZEROS = SCALES + GROUP_SCALES * GROUPS,
+              UNIT_BYTES = MULTIPLES ? SCALES + MULTIPLES_BYTES : ZEROS + GROUP_ZEROS * GROUPS, ATOM = 4 * UNIT_BYTES;
 constexpr int ROW_BLOCK = ZERO ? 192 : 128;  // bytes a strip in the array of GROUP 0
 
 static_assert(BITS == 4 || BITS == 8 || (BITS == 6 && MULTIPLES), "bits");

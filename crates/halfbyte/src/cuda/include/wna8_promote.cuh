@@ -111,7 +111,7 @@ DEV RowGroup row_group(RowPair s, u32 z, RowPair o) {
   }
   return w;
 }
-// `params`: where those of an atom's strip begin; `scales` and `zeros`: those of a group, where they are no multiples.
+// `params`: where those of a unit begin; `scales` and `zeros`: those of a group, where they are no multiples.
 DEV RowGroup load_row_group([[maybe_unused]] u32 params, [[maybe_unused]] int group, [[maybe_unused]] int pair,
                             [[maybe_unused]] u32 scales, [[maybe_unused]] u32 zeros) {
   if constexpr (MULTIPLES) {

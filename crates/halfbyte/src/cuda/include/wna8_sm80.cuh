@@ -18,8 +18,7 @@ constexpr int THREADS = WARPGROUPS * 128;
 constexpr int TILE_STRIPS = WARPGROUPS * STRIPS;
 constexpr int STEP = 128, HALVES = 1, K16 = 8;  // a stage is a unit
 // A strip of a stage is an atom.
-constexpr int STAGE_GROUPS = GROUPS;
-constexpr int WARP_CODES = 256 * BITS, STRIP_CODES = CODES, STRIP_SCALES = SCALES, STRIP_ZEROS = ZEROS,
+constexpr int STAGE_GROUPS = GROUPS, STAGE_SCALES = SCALES, STAGE_ZEROS = ZEROS, STAGE_UNIT = UNIT_BYTES,
               STRIP_BYTES = ATOM;
 // x has 128 bytes a token, whose 16-byte pieces are XORed with the token, and for each group of the unit terms: a
 // scale, the sum of the codes where weights have zero points or offsets, an offset.
@@ -27,7 +26,7 @@ constexpr int X_BYTES = 1, TERMS = 1 + FROM_ZERO + OFFSET;
 constexpr bool TERMS_BY_TOKEN = false;
 constexpr bool PADDED = true;  // rows of codes have zeros up to a multiple of 128
 constexpr int BOX = NT * 128, STAGE_X = BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES, STAGE_TERMS = GROUPS * TERMS * NT * 4;
-constexpr int W_PIECES = TILE_STRIPS * STRIP_CODES / 16, X_PIECES = NT * 8;  // of 16 bytes
+constexpr int W_PIECES = STAGE_W / 16, X_PIECES = NT * 8;  // of 16 bytes
 // Tokens that are multiplied at once, and how many times a unit has as many: a stage is filled a part in each of them.
 constexpr int WIDTH = NT < 16 ? NT : 16, PARTS = NT / WIDTH;
 constexpr int RING = STAGES * (STAGE_X + STAGE_W + STAGE_TERMS);

@@ -214,7 +214,7 @@ struct Wna16 {
   u32 steps;  // atoms along k
   u32 groups;  // in an atom: 8, 4, 2, 1; 0: one scale a row
   u32 shift;  // log2 of the columns of a group
-  u32 atom_bytes;
+  u32 unit_bytes;  // 16 rows of an atom, a quarter of it
   FloatType scale_type;
   u32 zero_kind;  // 0 symmetric, 1 integer, 2 offset
   u32 window;  // columns of a block
@@ -226,7 +226,7 @@ struct PairTerms {
   float scale, scale8, zero, zero8, offset, offset8;
 };
 
-// The same out of multiples of halves, from where those of an atom begin.
+// The same out of multiples of halves, from where those of a unit begin.
 [[maybe_unused]] DEV PairTerms pair_of_multiples(const Wna16& p, const u8* params, u32 pair, u32 group, float middle) {
   const bool offsets = p.zero_kind == 2;
   const PairOfRows rows = PairOfRows::load(params, pair);
@@ -235,37 +235,50 @@ struct PairTerms {
   return {s.r, s.r8, zero, zero, o.r, o.r8};
 }
 
-// Four neighbouring words of an atom of 64 outputs, as those of 4 or of 8 bits lie; of 6 bits as if they were 8.
-// unit: of 16 bytes.
-template <int BITS> DEV void load_quad(u32 (&words)[4], const u8* atom, u32 unit) {
+// Four neighbouring words of a unit, as those of 4 or of 8 bits lie; of 6 bits as if they were 8. `part`: of its
+// columns, as many as four words of a lane have.
+template <int BITS> DEV void load_quad(u32 (&words)[4], const u8* unit, u32 part, u32 lane) {
   if constexpr (BITS == 6) {
-    // A quad of bytes is two steps of 16 columns: [warp][quarter][lane].
-    const u32 lane = unit % 32, quarter = unit / 32 % 4, warp = unit / 128;
-    const u8* own = atom + (warp * 2 + quarter / 2) * 768;
-    const uint2 low = reinterpret_cast<const uint2*>(own)[2 * lane + quarter % 2];
-    const u32 high = reinterpret_cast<const u32*>(own + 512)[2 * lane + quarter % 2];
+    const u8* own = unit + part / 2 * 768;
+    const uint2 low = reinterpret_cast<const uint2*>(own)[2 * lane + part % 2];
+    const u32 high = reinterpret_cast<const u32*>(own + 512)[2 * lane + part % 2];
     words[0] = and_or(high << 4, 0x30303030, low.x & 0x0f0f0f0f);
     words[1] = and_or(high << 2, 0x30303030, low.x >> 4 & 0x0f0f0f0f);
     words[2] = and_or(high, 0x30303030, low.y & 0x0f0f0f0f);
     words[3] = and_or(high >> 2, 0x30303030, low.y >> 4 & 0x0f0f0f0f);
   } else {
-    const uint4 quad = reinterpret_cast<const uint4*>(atom)[unit];
+    const uint4 quad = reinterpret_cast<const uint4*>(unit)[part * 32 + lane];
     words[0] = quad.x, words[1] = quad.y, words[2] = quad.z, words[3] = quad.w;
   }
 }
 
-// `scales`, `zeros`: where those of 64 rows begin; at: of the pair of rows.
-template <int BITS> DEV PairTerms pair_terms(const Wna16& p, const u8* scales, const u8* zeros, u32 at) {
+// Where the scales of a group and a unit begin, and its zero points or offsets.
+struct Places {
+  const u8 *scales, *zeros;
+};
+template <int BITS> DEV Places places_of(const Wna16& p, const u8* unit, u32 strip, u32 warp, u32 group) {
+  const u32 scales = p.scale_type == F32 ? 64 : 32, zeros = p.zero_kind == 1 ? 16 : p.zero_kind == 2 ? scales : 0;
+  if (p.groups) {
+    const u8* first = unit + 256 * BITS;
+    return {first + group * scales, first + p.groups * scales + group * zeros};
+  }
+  const u8* rows = p.rows + u64(strip) * (4 * (scales + zeros));
+  return {rows + warp * scales, rows + 4 * scales + warp * zeros};
+}
+
+// at: of the pair of rows.
+template <int BITS> DEV PairTerms pair_terms(const Wna16& p, Places from, u32 at) {
   PairTerms t;
-  t.scale = load_float(scales, 2 * at, p.scale_type), t.scale8 = load_float(scales, 2 * at + 1, p.scale_type);
+  t.scale = load_float(from.scales, 2 * at, p.scale_type), t.scale8 = load_float(from.scales, 2 * at + 1, p.scale_type);
   t.zero = t.zero8 = TWO_23 + (1 << (BITS - 1));
   t.offset = t.offset8 = 0.f;
   if (p.zero_kind == 1) {
-    const u32 z = reinterpret_cast<const u16*>(zeros)[at];
+    const u32 z = reinterpret_cast<const u16*>(from.zeros)[at];
     t.zero = TWO_23 + float(z & 255), t.zero8 = TWO_23 + float(z >> 8);
   } else if (p.zero_kind == 2) {
     t.zero = t.zero8 = TWO_23;
-    t.offset = load_float(zeros, 2 * at, p.scale_type), t.offset8 = load_float(zeros, 2 * at + 1, p.scale_type);
+    t.offset = load_float(from.zeros, 2 * at, p.scale_type),
+    t.offset8 = load_float(from.zeros, 2 * at + 1, p.scale_type);
   }
   return t;
 }
@@ -278,7 +291,7 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES ? 4 : 5)
     dequantize_wna16(const Output out, const Wna16 p) {
   typedef typename Stored<OUT>::type T;
   constexpr int CODE = BITS == 4 ? 4 : 8;
-  constexpr u32 CODES = 1024 * BITS, PARTS = CODE / 2, MASK = (1u << BITS) - 1;
+  constexpr u32 CODES = 256 * BITS, PARTS = CODE / 2, MASK = (1u << BITS) - 1;
   constexpr u32 PAIRS = SORTED ? 1 : 32;  // of rows R and R + 8
   extern __shared__ uint4 shared[];
   T* tile = reinterpret_cast<T*>(shared);
@@ -289,21 +302,18 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES ? 4 : 5)
   const u32 from = (SORTED ? blockIdx.y : blockIdx.x) * window, first_step = SORTED ? 0 : from / 128;
   const u32 steps = SORTED ? p.steps : min(p.steps - first_step, window / 128);
   const bool exact = p.scale_type != F32 && p.zero_kind != 2;
-  const u32 scales_bytes = p.scale_type == F32 ? 256 : 128, zeros_bytes = p.zero_kind == 1   ? 64
-                                                                          : p.zero_kind == 2 ? scales_bytes
-                                                                                             : 0;
   // Strips of a super-strip take turns along k.
   const u32 first_strip = strip & ~3u, wide = min(4u, (out.n + 63) / 64 - first_strip);
-  const u8* base = p.atoms + (u64(first_strip) * p.steps + (strip & 3)) * p.atom_bytes;
+  const u8* base = p.atoms + (u64(first_strip) * p.steps + (strip & 3)) * (4 * p.unit_bytes);
 
   // A thread takes four words, which lie in 16 bytes, of one pair of rows.
   for (u32 i = threadIdx.x; i < 4 * PAIRS * PARTS * steps; i += THREADS) {
     const u32 four = i % 4, pair = i / 4 % PAIRS, part = i / (4 * PAIRS) % PARTS,
               step = first_step + i / (4 * PAIRS * PARTS);
     const u32 warp = (first_pair + pair) / 8, r = (first_pair + pair) % 8;
-    const u8* atom = base + u64(step * wide) * p.atom_bytes;
+    const u8* unit = base + u64(4 * step * wide + warp) * p.unit_bytes;
     u32 words[4];
-    load_quad<BITS>(words, atom, (warp * PARTS + part) * 32 + 4 * r + four);
+    load_quad<BITS>(words, unit, part, 4 * r + four);
     T* upper = tile + pair * pitch;
     T* lower = tile + (PAIRS + pair) * pitch;
     PairTerms t;
@@ -314,12 +324,8 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES ? 4 : 5)
       const u32 first = SPAN * part + (BITS == 4 ? 16 * j : 16 * (j / 2));
       if (j == 0 || (BITS == 4 || j == 2) && (first & ((1 << p.shift) - 1)) == 0) {
         const u32 group = first >> p.shift;
-        const u8* scales =
-            p.groups ? atom + CODES + group * scales_bytes : p.rows + u64(strip) * (scales_bytes + zeros_bytes);
-        const u8* zeros =
-            p.groups ? atom + CODES + p.groups * scales_bytes + group * zeros_bytes : scales + scales_bytes;
-        t = MULTIPLES ? pair_of_multiples(p, atom + CODES, warp * 8 + r, group, 1 << (BITS - 1))
-                      : pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
+        t = MULTIPLES ? pair_of_multiples(p, unit + CODES, r, group, 1 << (BITS - 1))
+                      : pair_terms<BITS>(p, places_of<BITS>(p, unit, strip, warp, group), r);
       }
       // Columns c, c + 1 and, with 4 bits, c + 8, c + 9.
       const u32 within = SPAN * part + 2 * four + (BITS == 4 ? 16 * j : 16 * (j / 2) + 8 * (j % 2));
@@ -379,31 +385,26 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES ? 4 : 5)
 // A block has 256 columns of a row, as they lie.
 template <int BITS, bool MULTIPLES>
 __global__ void __launch_bounds__(THREADS) dequantize_rows_wna16(const Chosen out, const Wna16 p) {
-  constexpr u32 CODES = 1024 * BITS, PARTS = BITS == 4 ? 2 : 4, MASK = (1u << BITS) - 1, SPAN = BITS == 4 ? 64 : 32;
+  constexpr u32 CODES = 256 * BITS, MASK = (1u << BITS) - 1, SPAN = BITS == 4 ? 64 : 32;
   const u32 lies = blockIdx.y * THREADS + threadIdx.x, token = out.tokens[blockIdx.x] - out.first;
   if (lies >= out.k) return;
   float value = 0;
   if (token < out.n) {
     const bool exact = p.scale_type != F32 && p.zero_kind != 2;
-    const u32 scales_bytes = p.scale_type == F32 ? 256 : 128, zeros_bytes = p.zero_kind == 1   ? 64
-                                                                            : p.zero_kind == 2 ? scales_bytes
-                                                                                               : 0;
     const u32 strip = token / 64, first_strip = strip & ~3u, wide = min(4u, (out.n + 63) / 64 - first_strip);
-    const u8* atom = p.atoms + (u64(first_strip) * p.steps + (strip & 3) + u64(lies / 128 * wide)) * p.atom_bytes;
     const u32 warp = token % 64 / 16, r = token % 8, c = lies % 128;
+    const u64 atom = u64(first_strip) * p.steps + (strip & 3) + u64(lies / 128 * wide);
+    const u8* unit = p.atoms + (4 * atom + warp) * p.unit_bytes;
     const bool lower = token % 16 >= 8;
     // The word, and where in it the code lies: columns c, c + 1 and, with 4 bits, c + 8, c + 9 share one.
     const u32 j = BITS == 4 ? c % SPAN / 16 : c % SPAN / 8, four = c % 8 / 2;
     u32 words[4];
-    load_quad<BITS>(words, atom, (warp * PARTS + c / SPAN) * 32 + 4 * r + four);
+    load_quad<BITS>(words, unit, c / SPAN, 4 * r + four);
     const u32 word = j == 0 ? words[0] : j == 1 ? words[1] : j == 2 ? words[2] : words[3];
     const u32 field = (BITS == 4 ? (lower ? 4 : 0) + c / 8 % 2 * 8 : (lower ? 8 : 0)) + c % 2 * 16;
     const u32 code = word >> field & MASK, group = c >> p.shift;
-    const u8* scales =
-        p.groups ? atom + CODES + group * scales_bytes : p.rows + u64(strip) * (scales_bytes + zeros_bytes);
-    const u8* zeros = p.groups ? atom + CODES + p.groups * scales_bytes + group * zeros_bytes : scales + scales_bytes;
-    const PairTerms t = MULTIPLES ? pair_of_multiples(p, atom + CODES, warp * 8 + r, group, 1 << (BITS - 1))
-                                  : pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
+    const PairTerms t = MULTIPLES ? pair_of_multiples(p, unit + CODES, r, group, 1 << (BITS - 1))
+                                  : pair_terms<BITS>(p, places_of<BITS>(p, unit, strip, warp, group), r);
     const float scale = lower ? t.scale8 : t.scale, whole = integer(code, lower ? t.zero8 : t.zero);
     value = exact ? whole * scale : float(double(scale) * whole + double(lower ? t.offset8 : t.offset));
   }

@@ -9,11 +9,11 @@ struct Terms {
   const u8* offsets;  // likewise, or null
   u64 stride;  // bytes from run to run
   u64 runs;
-  u64 each;  // scales of a run, which lie side by side; of multiples of halves pairs of rows
+  u64 each;  // scales of a run, which lie side by side; of multiples of halves pairs of rows of a unit
   u32* largest;  // the bits of a float that is not negative
   FloatType scale_type;
   float span;
-  u32 multiples;  // groups of an atom whose scales (and offsets, if not null) are multiples of halves; else 0
+  u32 multiples;  // groups of a unit whose scales (and offsets, if not null) are multiples of halves; else 0
   u32 padding;
 };
 

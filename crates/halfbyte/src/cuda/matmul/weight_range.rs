@@ -7,7 +7,7 @@ use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::format::Zero;
-use crate::layout::cuda_wna16::{STEP, STRIP};
+use crate::layout::cuda_wna16::{STEP, STRIP, UNIT};
 use half::f16;
 
 static SOURCE: Source =
@@ -82,12 +82,13 @@ fn terms(w: &Packed) -> Terms {
             let (atom, strips) = (w.atom(), n.div_ceil(STRIP));
             // Of fewer bits than the format has codes lie nearer.
             let span = if atom.multiples { (1u32 << atom.bits) as f32 } else { span };
-            let [scales_at, offsets_at] = atom.params_of(0).map(|at| at as u64);
-            let (first, stride, runs) = match atom.group {
-                0 => (w.rows(), atom.params_bytes(), strips),
-                _ => (w.atoms() + scales_at, atom.bytes(), strips * k.div_ceil(STEP)),
+            let [scales_at, offsets_at] = atom.params_of(0, 0).map(|at| at as u64);
+            // Runs are the scales of a strip, or of a unit.
+            let (first, stride, runs, rows) = match atom.group {
+                0 => (w.rows(), atom.params_bytes(), strips, STRIP),
+                _ => (w.atoms() + scales_at, atom.unit_bytes(), strips * k.div_ceil(STEP) * (STRIP / UNIT), UNIT),
             };
-            let each = if atom.multiples { STRIP / 2 } else { STRIP * atom.groups().max(1) };
+            let each = if atom.multiples { rows / 2 } else { rows * atom.groups().max(1) };
             let apart = if atom.group == 0 { (STRIP * atom.scale.size_bytes()) as u64 } else { offsets_at - scales_at };
             let offsets = if atom.offset { first + apart } else { 0 };
             let scale_type = float_type(atom.scale);

@@ -10,7 +10,7 @@ use crate::cuda::matmul::grouped;
 use crate::cuda::sources::Instance;
 use crate::format::Act;
 use crate::kernel::{Activation, Heads, Reason};
-use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
+use crate::layout::cuda_wna16::{Atom, STEP, STRIP, UNIT};
 use crate::tensor::Float;
 
 type Answer<T> = std::result::Result<T, Reason>;
@@ -18,7 +18,7 @@ type Answer<T> = std::result::Result<T, Reason>;
 /// As in the source: warps that compute, warps that bring weights, rows that are multiplied together.
 pub(super) const WARPS: usize = 12;
 pub(super) const COPYING_WARPS: usize = 4;
-const ROWS: usize = STRIP / 4;
+const ROWS: usize = UNIT;
 /// Products of a layer: q, k, v; output; gate, up; down.
 pub const PRODUCTS: usize = 4;
 /// Stages of a warp's ring, at least and at most.
@@ -31,8 +31,6 @@ const MOST_OF_GROUP: usize = 8;
 pub(super) const MOST_RANKS: usize = 8;
 /// Rows of a super-strip: where rows of values begin at one, they lie as those of a tensor of their own do.
 const SUPER_STRIP: usize = 4 * STRIP;
-/// Bytes of the factors and halves of 16 rows of an atom.
-const MULTIPLES_BYTES: usize = 10 * ROWS;
 /// Columns whose products are summed as integers, at most: 127 · 128 of each, as 16 times those of 4 bits are.
 const MOST_SUMMED: usize = 1 << 17;
 
@@ -249,13 +247,8 @@ impl Plan {
         let Sizes { inner, heads, pairs, .. } = self.sizes;
         let (head, group, shapes) = (heads.head_size, heads.group(), self.shapes());
         let Weights { atom, forms, .. } = self.weights;
-        let (groups, zero) = (atom.groups(), atom.zero);
-        let scales = if groups == 1 && !zero { 32 } else { groups * if zero { 192 } else { 128 } }; // of rows: none
-        let unit = match forms {
-            0 => 256 * atom.bits as usize + scales,
-            1..4 => 256 * 4 + MULTIPLES_BYTES,
-            _ => 256 * 6 + MULTIPLES_BYTES,
-        };
+        // Of the longest form.
+        let unit = if forms < 4 { atom } else { Atom { bits: 6, ..atom } }.unit_bytes();
         let kinds = forms.count_ones().max(1) as usize;
         let of_product = |at: usize| {
             let is_paired = at == 2 && self.steps_of_layer.gate.gated && !self.steps_of_layer.beside;

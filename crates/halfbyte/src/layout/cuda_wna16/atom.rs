@@ -13,6 +13,8 @@ const OP: &str = "pack for tensor cores";
 pub const STRIP: usize = 64;
 /// Columns of an atom.
 pub const STEP: usize = 128;
+/// Rows of a unit: what a warp multiplies of an atom, one piece.
+pub const UNIT: usize = 16;
 
 /// Where the bits of a code of 4 bits begin, with its row and column from (R, c).
 const FIELDS: [(usize, usize, u32); 8] =
@@ -256,12 +258,18 @@ impl Atom {
 
     /// Bytes of an atom.
     pub fn bytes(self) -> usize {
-        let params = if self.multiples { self.multiples_bytes() } else { self.groups() * self.params_bytes() };
-        self.codes_bytes() + params
+        STRIP / UNIT * self.unit_bytes()
     }
 
+    /// Bytes of a unit.
+    pub fn unit_bytes(self) -> usize {
+        let params = if self.multiples { self.multiples_bytes() } else { self.groups() * self.params_bytes() };
+        self.codes_bytes() + params / (STRIP / UNIT)
+    }
+
+    /// Bytes of a unit's codes, with which it begins.
     pub(super) fn codes_bytes(self) -> usize {
-        1024 * self.bits as usize
+        UNIT * STEP * self.bits as usize / 8
     }
 
     /// Bytes of the factors and halves of an atom.
@@ -283,10 +291,19 @@ impl Atom {
         }
     }
 
-    /// Where the scales and zero points of a group of an atom begin: all scales lie before all zero points.
-    pub(crate) fn params_of(self, g: usize) -> [usize; 2] {
-        let (first, scales) = (self.codes_bytes(), STRIP * self.scale.size_bytes());
-        [first + g * scales, first + self.groups() * scales + g * STRIP * self.zero_bytes()]
+    /// Where scale and zero point number `at` of a strip, as they are counted along its units, lie for a group of an atom: a unit has
+    /// all scales before all zero points.
+    pub(crate) fn params_of(self, g: usize, at: usize) -> [usize; 2] {
+        let (first, scale, zero) = (self.codes_bytes(), self.scale.size_bytes(), self.zero_bytes());
+        let at_zeros = first + self.groups() * UNIT * scale;
+        [first + (g * UNIT + at % UNIT) * scale, at_zeros + (g * UNIT + at % UNIT) * zero]
+            .map(|place| at / UNIT * self.unit_bytes() + place)
+    }
+
+    /// The same in the table of rows.
+    pub(super) fn row_params_of(self, at: usize) -> [usize; 2] {
+        let scale = self.scale.size_bytes();
+        [at * scale, STRIP * scale + at * self.zero_bytes()]
     }
 
     /// What is taken off a code in its place, so that zero of a symmetric format is in the middle of the place.

@@ -1,7 +1,7 @@
-//! Scales and offsets of an atom as whole multiples of halves: what lies in the place of both.
+//! Scales and offsets of a unit as whole multiples of halves: what lies in the place of both.
 //!
 //! ```text
-//! [warp 0..4]{ [i 0..8][word 0..4] of factors, [i 0..8] a last word of two halves }    of rows R = 16 · warp + i and R + 8
+//! [i 0..8][word 0..4] of factors, [i 0..8] a last word of two halves    of rows R = i and R + 8
 //! with offsets, groups of 32:   word g: bits 0 … 5 and 16 … 21 the factors of the scales of R and R + 8, above them 6 bits each of the
 //!                               offsets and 4 of the halves of the scales, which are four bytes: of byte i the lower bits in word
 //!                               i / 2, the upper ones in word 2 + i / 2, for even i above R's;   last word: the halves of the offsets
@@ -13,10 +13,10 @@ use super::{Atom, STEP, STRIP, row_at};
 use crate::layout::multiples::Multiples;
 use half::f16;
 
-/// Where the words of a pair of rows begin, and its last word.
-fn words_of(pair: usize) -> [usize; 2] {
-    let (warp, i) = (pair / 8, pair % 8);
-    [16 * i, 128 + 4 * i].map(|at| 160 * warp + at)
+/// Where the words of a pair of a strip's rows begin, and its last word.
+fn words_of(atom: Atom, pair: usize) -> [usize; 2] {
+    let (unit, i) = (pair / 8, pair % 8);
+    [16 * i, 128 + 4 * i].map(|at| unit * atom.unit_bytes() + atom.codes_bytes() + at)
 }
 
 /// A tensor's scales, and offsets where it has such.
@@ -43,7 +43,7 @@ impl Row {
     }
 }
 
-/// Writes those of a strip and a step along k.
+/// Writes those of a strip and a step along k to their atom.
 pub(super) fn pack(atom: Atom, of: OfTensor<'_>, shape: [usize; 2], [strip, step]: [usize; 2], out: &mut [u8]) {
     let first = step * (STEP / atom.group);
     let pair_of = |of: &Multiples<'_>, pair: usize| {
@@ -51,7 +51,7 @@ pub(super) fn pack(atom: Atom, of: OfTensor<'_>, shape: [usize; 2], [strip, step
     };
     let mut put = |at: usize, word: u32| out[at..at + 4].copy_from_slice(&word.to_le_bytes());
     for pair in 0..STRIP / 2 {
-        let [first, last] = words_of(pair);
+        let [first, last] = words_of(atom, pair);
         let [scales, scales8] = pair_of(of.0, pair);
         let halves = |[a, b]: [Row; 2]| u32::from(a.half.to_bits()) | u32::from(b.half.to_bits()) << 16;
         let of_scales = halves([scales, scales8]);
@@ -83,7 +83,7 @@ pub(super) fn unpack(atom: Atom, bytes: &[u8], at: usize, g: usize) -> [f32; 2] 
     let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
     let (pair, second) = (at / 2, at % 2);
     let half = |word: u32| f16::from_bits((word >> (16 * second)) as u16).to_f32();
-    let [first, last] = words_of(pair);
+    let [first, last] = words_of(atom, pair);
     let last = word(last);
     if !atom.offset {
         let factor = i32::from(bytes[first + 2 * g + second]) - 128;

@@ -1,7 +1,7 @@
 //! Codes of 6 bits in two planes, from and to the words that codes of 8 bits would have.
 //!
 //! ```text
-//! [warp 0..4][half 0..2] { low [lane 0..32][j 0..4], high [lane 0..32][i 0..2] }       k16 step s = 4 · half + j
+//! unit [half 0..2] { low [lane 0..32][j 0..4], high [lane 0..32][i 0..2] }       k16 step s = 4 · half + j
 //! low:   the lower 4 bits of the two words of step s: of the even word in the lower nibbles, of the odd one in the upper
 //! high:  the upper 2 bits of steps 4 · half + 2i and the next one: bits 2t, 2t + 1 of each byte; t = 0, 1: the words of the first
 //! ```
