@@ -4,8 +4,8 @@
 //! strip = 64 outputs;  super-strip = 4 strips, the last one 1 to 4;  atom = one strip × 128 columns
 //! atoms in the order super-strip, then columns, then strip:    0: s0 s1 s2 s3 | 128: s0 s1 s2 s3 | …
 //!     so that 1, 2 or 4 strips of the same columns are one piece, and 4 strips over a run of columns one stream
-//! atom = 4 units, one for each 16 outputs: what a warp multiplies is one piece
-//! unit = codes [256 · bits bytes] · scales [128/group][16], 2 or 4 bytes each · zero points [128/group][16 bytes], if any, or
+//! atom = codes of 4 units [256 · bits bytes each] · parameters of 4 units, one for each 16 outputs: what a warp multiplies
+//! parameters = scales [128/group][16], 2 or 4 bytes each · zero points [128/group][16 bytes], if any, or
 //!     offsets [128/group][16] in the type of the scales
 //!
 //! codes of 4 bits  [half h 0..2][lane 0..32][word j 0..4], a word the 8 codes of one lane and 16 columns:
@@ -19,7 +19,7 @@
 //!     column c = 32i + 16·(j / 2) + 2·(lane % 4) + 8·(j % 2); bytes (R, c) (R+8, c) (R, c+1) (R+8, c+1)
 //! scales, zero points and offsets of a group  [i 0..8]: rows i and i + 8 of the unit
 //!
-//! one scale a row: the units hold codes only, and a table beside them has for each strip 64 scales and 64 zero points, those of 16
+//! one scale a row: the units have codes only, and a table beside them has for each strip 64 scales and 64 zero points, those of 16
 //!     rows in the same order, one behind the other
 //! scales on two levels: the table has the scales of the rows, and a group in a unit has, where its scale would lie, 2 bytes:
 //!     its factor f, and 128 − zero point · f; so code · f + 128 − zero point · f is the byte that a weight is, plus 128
@@ -165,8 +165,7 @@ impl CudaWna16 {
         };
         for (at, bytes) in self.atoms.chunks_exact(atom.bytes()).enumerate() {
             let [strip, step] = place_of_atom(at, [strips, steps]);
-            let units = bytes.chunks_exact(atom.unit_bytes());
-            let in_bytes = units.flat_map(|unit| unit[..atom.codes_bytes()].chunks_exact(4));
+            let in_bytes = bytes[..atom.codes_bytes()].chunks_exact(4);
             let mut words: Vec<u32> = in_bytes.map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
             if atom.bits == 6 {
                 words = planes::unfold(&words).into();
@@ -287,8 +286,7 @@ impl Source<'_> {
                 word | code << self.atom.shift(f)
             })
         };
-        let units = out.chunks_exact_mut(self.atom.unit_bytes());
-        let out = units.flat_map(|unit| unit[..self.atom.codes_bytes()].chunks_exact_mut(4));
+        let out = out[..self.atom.codes_bytes()].chunks_exact_mut(4);
         match self.atom.bits {
             6 => {
                 let words = planes::fold(&std::array::from_fn(word));

@@ -78,20 +78,21 @@ template <int BITS> struct Row<PLAIN, BITS> {
 };
 
 template <int BITS> struct Row<WNA16, BITS> {
-  const u8* units;  // the first of the row's
+  const u8 *codes, *params;  // of the first unit of the row
   u64 step, loaded = ~0ull;
   u32 warp, of_warp, upper;  // rows of a strip: 16 a warp, 8 below them
   float scale = 0, zero;  // zero: or the offset
   __device__ __forceinline__ Row(const Weight& w, u64 row) : zero(float(w.middle)) {
     const u64 strips = (w.n + 63) / 64, strip = row / 64, super = strip / 4, steps = (w.k + 127) / 128;
     const u64 in = strips - 4 * super < 4 ? strips - 4 * super : 4;
-    const u32 groups = w.group ? 128 / w.group : 0, params = scales_bytes(w) + zeros_bytes(w);
-    const u64 unit = 256 * BITS + groups * params;
+    const u32 groups = w.group ? 128 / w.group : 0, each = scales_bytes(w) + zeros_bytes(w);
+    const u64 atom = 4 * (256 * BITS + groups * each);
     warp = u32(row) % 64 / 16, of_warp = u32(row) % 8, upper = u32(row) % 16 / 8;
-    units = static_cast<const u8*>(w.codes) + (4 * (super * 4 * steps + strip % 4) + warp) * unit;
-    step = 4 * in * unit;
+    const u8* first = static_cast<const u8*>(w.codes) + (super * 4 * steps + strip % 4) * atom;
+    codes = first + warp * (256 * BITS), params = first + 1024 * BITS + warp * (groups * each);
+    step = in * atom;
     // Of rows, four times those of 16.
-    const u8* table = static_cast<const u8*>(w.scales) + strip * (4 * params);
+    const u8* table = static_cast<const u8*>(w.scales) + strip * (4 * each);
     if (!w.group) load_params(w, table + warp * scales_bytes(w), table + 4 * scales_bytes(w) + warp * zeros_bytes(w));
   }
   // Of 16 rows and a group.
@@ -106,13 +107,13 @@ template <int BITS> struct Row<WNA16, BITS> {
     if (w.zero_kind == OFFSET) zero = load_float(zeros, at, w.dtype);
   }
   __device__ __forceinline__ float at(const Weight& w, u64 k) {
-    const u8* unit = units + k / 128 * step;
+    const u8* unit = codes + k / 128 * step;
     const u32 c = u32(k) % 128, lane = of_warp * 4 + c % 8 / 2, high = c % 16 / 8, odd = c % 2;
     if (w.group && k / w.group != loaded) {
       loaded = k / w.group;
-      const u8* params = unit + 256 * BITS;
-      load_params(w, params + c / w.group * scales_bytes(w),
-                  params + 128 / w.group * scales_bytes(w) + c / w.group * zeros_bytes(w));
+      const u8* own = params + k / 128 * step;
+      load_params(w, own + c / w.group * scales_bytes(w),
+                  own + 128 / w.group * scales_bytes(w) + c / w.group * zeros_bytes(w));
     }
     u32 code;
     if (BITS == 4) {

@@ -65,24 +65,27 @@ DEV void copy_w(const Feed& f, u32 to, int first) {
     if (first + t < f.strips * (ATOM / 16)) copy_16(to + (first + t) * 16, f.source + (first + t) * 16);
     return;
   }
-  constexpr int OF_UNIT = STAGE_SCALES / 16, OF_STRIP = 4 * OF_UNIT;
-  const u32 unit = t / OF_UNIT, more = first / OF_UNIT, at = t % OF_UNIT * 16;
-  if ((W_PIECES % THREADS == 0 || first + t < W_PIECES) && first / OF_STRIP + t / OF_STRIP < f.strips)
-    copy_16(to + unit * STAGE_UNIT + at + more * STAGE_UNIT,
-            f.source + (unit * UNIT_BYTES + at + f.half * STAGE_SCALES) + more * UNIT_BYTES);
+  constexpr int OF_UNIT = STAGE_CODES / 16, OF_STRIP = 4 * OF_UNIT;
+  const u32 strip = first / OF_STRIP, rest = first % OF_STRIP;
+  const u32 from = t / OF_STRIP * ATOM + t % OF_STRIP / OF_UNIT * UNIT_CODES + t % OF_UNIT * 16 + f.half * STAGE_CODES;
+  if ((W_PIECES % THREADS == 0 || first + t < W_PIECES) && strip + t / OF_STRIP < f.strips)
+    copy_16(to + (strip + t / OF_STRIP) * STRIP_BYTES + (rest + t % OF_STRIP) * 16,
+            f.source + from + strip * ATOM + rest / OF_UNIT * UNIT_CODES);
 }
 // Scales, zero points, offsets, where they do not come with codes.
 DEV void copy_groups(const Feed& f, u32 to) {
-  constexpr int SCALE_PIECES = GROUP_SCALES / 16 * STAGE_GROUPS,
-                EACH = GROUP == 0 ? 1 : (STAGE_UNIT - STAGE_SCALES) / 16;
+  constexpr int SCALE_PIECES = GROUP_SCALES / 16 * STAGE_GROUPS, EACH = GROUP == 0 ? 1 : STAGE_PARAMS / 16;
   if constexpr (STEP < 128 && GROUP != 0) {
     const int group = GROUP == 128 ? 0 : f.half * STAGE_GROUPS;
 #pragma unroll
     for (int first = 0; first < 4 * TILE_STRIPS * EACH; first += THREADS) {
-      const int piece = first + threadIdx.x, unit = piece / EACH, at = piece % EACH;
-      const u32 from = unit * UNIT_BYTES + (at < SCALE_PIECES ? SCALES + group * GROUP_SCALES + at * 16
-                                                              : ZEROS + group * GROUP_ZEROS + (at - SCALE_PIECES) * 16);
-      if (unit < 4 * f.strips) copy_16(to + unit * STAGE_UNIT + STAGE_SCALES + at * 16, f.source + from);
+      const int piece = first + threadIdx.x, strip = piece / (4 * EACH), unit = piece / EACH % 4, at = piece % EACH;
+      const u32 from =
+          unit * UNIT_PARAMS +
+          (at < SCALE_PIECES ? group * GROUP_SCALES + at * 16 : ZEROS + group * GROUP_ZEROS + (at - SCALE_PIECES) * 16);
+      if (strip < f.strips)
+        copy_16(to + strip * STRIP_BYTES + STRIP_PARAMS + unit * STAGE_PARAMS + at * 16,
+                f.source + strip * ATOM + PARAMS + from);
     }
   }
 }
@@ -188,13 +191,14 @@ struct Warp {
   int pair;  // of rows
   DEV Warp make(const Ring& r, int wg, int warp, int lane) {
     const int token = (lane & 7) + (WIDTH == 8 ? 0 : (lane >> 4) << 3), piece = lane >> 3 & (WIDTH == 8 ? 3 : 1);
-    const u32 unit = r.w + wg * STRIPS * STRIP_BYTES + warp * STAGE_UNIT;
+    const u32 strip = r.w + wg * STRIPS * STRIP_BYTES, codes = strip + warp * STAGE_CODES,
+              params = strip + STRIP_PARAMS + warp * STAGE_PARAMS;
     return {r.x + token * 128 + ((piece ^ (lane & 7)) << 4),
-            unit + lane * 16,
-            unit + STAGE_SCALES + (lane >> 2) * (GROUP_SCALES / 8),
-            unit + STAGE_ZEROS + (lane >> 2) * (GROUP_ZEROS / 8),
-            unit + STAGE_SCALES,
-            unit + 512 + lane * 8,
+            codes + lane * 16,
+            params + (lane >> 2) * (GROUP_SCALES / 8),
+            params + STAGE_ZEROS + (lane >> 2) * (GROUP_ZEROS / 8),
+            params,
+            codes + 512 + lane * 8,
             lane >> 2};
   }
   // x of WIDTH tokens and 32 bytes of columns; with 8 tokens and PAIR, 64 bytes.

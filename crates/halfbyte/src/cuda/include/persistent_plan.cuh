@@ -36,10 +36,9 @@ constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
 constexpr u32 FORMS = HB_FORMS;  // a bit for each form that the model has; 0: scales are as they are, all of one form
 constexpr bool VALUES_APART = HB_VALUES_APART;  // rows of values may be of another form than those of queries and keys
 constexpr u32 FORMS_COUNT = FORMS ? (FORMS & 1) + (FORMS >> 1 & 1) + (FORMS >> 2 & 1) + (FORMS >> 3 & 1) : 1;
-// Bytes of codes that a row block has of 128 columns, and of the unit that they are in.
+// Bytes of codes that a row block has of 128 columns. A unit is these and their parameters (UNIT_PARAMS).
 static __device__ constexpr u32 codes_of(u32 form) { return 256 * (!FORMS ? BITS : form & 2 ? 6 : 4); }
-static __device__ constexpr u32 unit_of(u32 form) { return FORMS ? codes_of(form) + MULTIPLES_BYTES : UNIT_BYTES; }
-constexpr u32 UNIT = unit_of(FORMS >> 2 ? 2 : 0), STAGE = STEPS * UNIT;  // of the longest form
+constexpr u32 UNIT = codes_of(FORMS >> 2 ? 2 : 0) + UNIT_PARAMS, STAGE = STEPS * UNIT;  // of the longest form
 static_assert((FORMS != 0) == MULTIPLES && (FORMS || !VALUES_APART), "forms of multiples");
 constexpr u32 TILE = 16, PART_POSITIONS = 256, MOST_PARTS = BLOCKS / KV_HEADS < 32 ? BLOCKS / KV_HEADS : 32;
 static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTENDED_LENGTH % (128 * STEPS) == 0,
@@ -144,8 +143,7 @@ constexpr u32 MOST_BLOCKS = most(most(most_blocks(0), most_blocks(1)), most(most
 
 // Where a row block's units lie: the first one; from one to the next; of gate and up which of a token's experts it is.
 struct __align__(16) Place {
-  u64 offset;
-  u32 wide, choice;
+  u32 offset, wide, params, choice;
 };
 // What a block computes of a product, the same in every layer.
 struct Plan {
@@ -271,9 +269,10 @@ DEV void make_plan(Plan& plan, u32 product) {
 #pragma unroll
     for (u32 form = 0; form < 4; form++) {
       if (FORMS ? !(FORMS >> form & 1) : form > 0) continue;
-      const u32 unit = unit_of(form), atom = 4 * unit;
-      const u64 offset = u64(super) * stages * STEPS * atom + (strip - super) * atom + quarter * unit;
-      plan.places[i++][j] = {offset, min(4u, strips - super) * atom, choice};
+      const u32 codes = codes_of(form), atom = 4 * (codes + UNIT_PARAMS);
+      const u64 offset = u64(super) * stages * STEPS * atom + (strip - super) * atom + quarter * codes;
+      const u32 params = (4 - quarter) * codes + quarter * UNIT_PARAMS;
+      plan.places[i++][j] = {u32(offset / 16), min(4u, strips - super) * atom, params, choice};
     }
   }
 }

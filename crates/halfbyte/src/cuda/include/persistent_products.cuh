@@ -28,9 +28,12 @@ struct Ahead {
     if (left == 0) return;
     const Plan& plan = m.plan(product);
     const Place place = plan.of(0)[j];
-    const u8* unit = w + place.offset + t * place.wide;
+    const u8* codes = w + u64(place.offset) * 16 + t * place.wide;
 #pragma unroll
-    for (u32 k = 0; k < STEPS; k++, unit += place.wide) prefetch_bulk(unit, UNIT);
+    for (u32 k = 0; k < STEPS; k++, codes += place.wide) {
+      prefetch_bulk(codes, codes_of(0));
+      if (UNIT_PARAMS) prefetch_bulk(codes + place.params, UNIT_PARAMS);
+    }
     if (++j == plan.blocks) j = 0, t += STEPS;
     left--;
   }
@@ -67,7 +70,7 @@ DEV void bring(const Params& p, const Shared& m) {
   struct {
     const u8* w;
     const Place* places;
-    u32 unit;
+    u32 codes;
   } of, of_values;  // from row block `apart` on
   u32 apart = 0;
   WeightsOf coming = WeightsOf::ask(p, 0);
@@ -75,9 +78,9 @@ DEV void bring(const Params& p, const Shared& m) {
     for (; left == 0 && next < 4 * p.count; next++) {
       const Plan& plan = m.plan(next & 3);
       const u32 form = form_of(coming.forms, next & 3), form_of_values = form_of(coming.forms, VALUES);
-      of = {coming.w, plan.of(form), unit_of(form)}, blocks = plan.blocks;
+      of = {coming.w, plan.of(form), codes_of(form)}, blocks = plan.blocks;
       if (VALUES_APART)
-        apart = plan.apart, of_values = {coming.of_values, plan.of(form_of_values), unit_of(form_of_values)};
+        apart = plan.apart, of_values = {coming.of_values, plan.of(form_of_values), codes_of(form_of_values)};
       coming = WeightsOf::ask(p, next + 1);
       left = (plan.run[warp] >> 16) - (plan.run[warp] & 0xffff);
       j = plan.start[warp] & 0xffff, t = (plan.start[warp] >> 16) * STEPS;
@@ -103,12 +106,15 @@ DEV void bring(const Params& p, const Shared& m) {
       w = m.chosen()[product == 2 ? place.choice : t / EACH].w[product - 2];
       if (product == 3) column = t % EACH;
     }
-    const u8* unit = w + place.offset + column * place.wide;
-    const u32 bytes = (value ? of_values : of).unit;
-    mbarrier_expect(full + 8 * stage, STEPS * bytes);
+    const u8* codes = w + u64(place.offset) * 16 + column * place.wide;
+    const u32 of_codes = (value ? of_values : of).codes;
+    mbarrier_expect(full + 8 * stage, STEPS * (of_codes + UNIT_PARAMS));
 #pragma unroll
-    for (u32 k = 0; k < STEPS; k++, unit += place.wide)
-      copy_bulk(own + stage * STAGE + k * UNIT, unit, bytes, full + 8 * stage, policy);
+    for (u32 k = 0; k < STEPS; k++, codes += place.wide) {
+      const u32 to = own + stage * STAGE + k * UNIT;
+      copy_bulk(to, codes, of_codes, full + 8 * stage, policy);
+      if (UNIT_PARAMS) copy_bulk(to + of_codes, codes + place.params, UNIT_PARAMS, full + 8 * stage, policy);
+    }
     if (++stage == STAGES) stage = 0, phase ^= 1;
     if (++j == blocks) j = 0, t += STEPS;
     if (--left == 0) begin();
@@ -202,7 +208,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
           }
 #pragma unroll
           for (int g = 0; g < GROUPS; g++)
-            scales[k][g] = load_shared(at + (lane >> 2) * 4 + k * UNIT + SCALES + GROUP_SCALES * g);
+            scales[k][g] = load_shared(at + (lane >> 2) * 4 + k * UNIT + UNIT_CODES + GROUP_SCALES * g);
         }
 #pragma unroll
         for (u32 k = 0; k < STEPS; k++)
@@ -211,7 +217,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
             constexpr int EACH = 4 / PARTS;  // k32 steps of a group
             int zero = BITS == 4 ? 8 : 128, zero8 = zero;
             if (ZERO) {
-              const u32 z = load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + ZEROS + GROUP_ZEROS * g);
+              const u32 z = load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + UNIT_CODES + ZEROS + GROUP_ZEROS * g);
               zero = z & 255, zero8 = z >> 8;
             }
             const int d0 = digit_sums[k][g][0], d1 = digit_sums[k][g][1];

@@ -7,11 +7,10 @@
 //   unit = the 16 rows of an atom that a warp multiplies.
 //   Order of atoms: super-strip, then k, then strip:    k 0: s0 s1 s2 s3 | k 128: s0 s1 s2 s3 | ...
 //   so 1, 2 or 4 strips of one k step are one linear piece, and 4 strips over a run of k are one linear stream.
-//   atom = 4 units, one behind the other
-//   unit = [codes: 256*BITS bytes]
-//          [scales: 128/GROUP x 32 bytes, in f32 64]
-//          [zero points: 128/GROUP x 16 bytes, where there are any; or offsets, as the scales]
-//   so all that a warp needs for its rows is one piece of a multiple of 16 bytes.
+//   atom = [codes of 4 units: 256*BITS bytes each] [parameters of 4 units]
+//   parameters = [scales: 128/GROUP x 32 bytes, in f32 64]
+//                [zero points: 128/GROUP x 16 bytes, where there are any; or offsets, as the scales]
+//   so what a warp needs are two pieces. Codes begin at multiples of 64 bytes, since copies of others were slower.
 //   codes, 4 bits: [half h 0..1][lane 0..31][word j 0..3]:
 //   one word = the 8 codes of one lane for one k16 step.
 //     Rows R = lane/4 and R+8 of the unit;   k0 = 64h + 16j + 2*(lane%4)
@@ -32,7 +31,7 @@
 //     t = 0, 1: even and odd word of the first step; t = 2, 3: of the second
 //   scales and offsets of a group: [i 0..7] {row i, row i+8}, 2 or 4 bytes each.
 //   zero points of a group: the same order, one byte each (4 bits: 0..16; 8 bits: 0..255, of biased codes).
-//   GROUP 0 (one scale a row): units hold codes only; a second array holds, for each strip, 128 bytes of scales and,
+//   GROUP 0 (one scale a row): units have codes only; a second array holds, for each strip, 128 bytes of scales and,
 //   where there are any, 64 bytes of zero points, those of 16 rows in the order above, one behind the other.
 //   FACTORS (scales on two levels, 4 bits): the second array has the scales of the rows; the 2 bytes of a row's scale
 //   in a group are its factor f and 128 - z f: q f + (128 - z f) is the weight as a byte, plus 128.
@@ -102,9 +101,11 @@ constexpr int GROUP_SCALES = SCALE_F32 ? 64 : 32,
                             : W_OFFSET ? GROUP_SCALES
                                        : 0;  // bytes of a group, of 16 rows
 constexpr int SUM_GROUP = FACTORS ? 0 : GROUP, SUM_GROUPS = FACTORS ? 0 : GROUPS;  // whose sums are scaled apart
-// Where scales and zero points of a unit begin; its bytes, and those of an atom.
-constexpr int SCALES = 256 * BITS, ZEROS = SCALES + GROUP_SCALES * GROUPS,
-              UNIT_BYTES = MULTIPLES ? SCALES + MULTIPLES_BYTES : ZEROS + GROUP_ZEROS * GROUPS, ATOM = 4 * UNIT_BYTES;
+// Bytes of a unit's codes; where zero points or offsets lie among its parameters; their bytes; where those of the first
+// unit begin in an atom; its bytes.
+constexpr int UNIT_CODES = 256 * BITS, ZEROS = GROUP_SCALES * GROUPS,
+              UNIT_PARAMS = MULTIPLES ? MULTIPLES_BYTES : ZEROS + GROUP_ZEROS * GROUPS, PARAMS = 4 * UNIT_CODES,
+              ATOM = PARAMS + 4 * UNIT_PARAMS;
 constexpr int ROW_BLOCK = ZERO ? 192 : 128;  // bytes a strip in the array of GROUP 0
 
 static_assert(BITS == 4 || BITS == 8 || (BITS == 6 && MULTIPLES), "bits");

@@ -25,7 +25,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
     Multiples m[STRIPS];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
-      load_codes(q[p], c.unit(p), c.lane);
+      load_codes(q[p], c.codes(p), c.lane);
       m[p] = c.multiples(p);
 #pragma unroll
       for (int i = 0; TERMS_FIRST && i < GROUPS; i++) t[p].load(c, p, i);
@@ -79,7 +79,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
         mbarrier_wait(c.r.summed + 8 * c.w.stage, c.w.phase);
 #pragma unroll
         for (int p = 0; p < STRIPS; p++)
-          offsets[p] = load_shared(c.unit(p) + SCALES + words_of_pair(c.lane >> 2) + (c.lane & 3) * 4);
+          offsets[p] = load_shared(c.params(p) + words_of_pair(c.lane >> 2) + (c.lane & 3) * 4);
 #pragma unroll
         for (int n = 0; n < NT / 8; n++) load_shared(sums[n], c.r.x_sums(c.w.stage) + n * 256 + c.lane * 8);
       }
@@ -127,13 +127,13 @@ DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
     }
     const int group = (c.lane & 3) % (GROUPS ? GROUPS : 1);
     if constexpr (MULTIPLES && W_OFFSET)
-      u.o[p] = offset_pair(load_shared(c.unit(p) + SCALES + words_of_pair(c.lane >> 2) + group * 4), u.m[p].halves);
+      u.o[p] = offset_pair(load_shared(c.params(p) + words_of_pair(c.lane >> 2) + group * 4), u.m[p].halves);
     else if constexpr (W_OFFSET)
       u.o[p] = c.offsets({}, p, group);
     if constexpr (GROUP == 0) u.t[p].z[0] = row_zeros[p];
   }
 #pragma unroll
-  for (int p = 0; p < STRIPS; p++) load_codes(u.q[p], c.unit(p), c.lane);
+  for (int p = 0; p < STRIPS; p++) load_codes(u.q[p], c.codes(p), c.lane);
   u.empty_w = c.r.empty_w + 8 * c.w.stage;
   c.w.advance(SETS);
 }

@@ -16,15 +16,15 @@ constexpr int SPLIT = 1, SET_WARPS = WARPGROUPS * 4;  // one block a worker, one
 constexpr int THREADS = WARPGROUPS * 128;
 constexpr int TILE_STRIPS = WARPGROUPS * STRIPS;
 constexpr int HALVES = 128 / STEP, K16 = STEP / 16;  // stages an atom, and steps of the tensor cores a stage
-// A strip of a stage is 4 units of its STEP columns: codes, scales and zero points of each.
+// A strip of a stage has what 4 units have of its STEP columns, as an atom has it: codes, then parameters.
 constexpr int STAGE_GROUPS = GROUP == 0 ? 0 : GROUP < STEP ? STEP / GROUP : 1;
-constexpr int STAGE_SCALES = 2 * BITS * STEP, STAGE_ZEROS = STAGE_SCALES + GROUP_SCALES * STAGE_GROUPS,
-              STAGE_UNIT = STEP == 128 ? UNIT_BYTES : STAGE_ZEROS + GROUP_ZEROS * STAGE_GROUPS,
-              STRIP_BYTES = 4 * STAGE_UNIT;
+constexpr int STAGE_CODES = 2 * BITS * STEP, STAGE_ZEROS = GROUP_SCALES * STAGE_GROUPS,
+              STAGE_PARAMS = STEP == 128 ? UNIT_PARAMS : STAGE_ZEROS + GROUP_ZEROS * STAGE_GROUPS,
+              STRIP_PARAMS = 4 * STAGE_CODES, STRIP_BYTES = STRIP_PARAMS + 4 * STAGE_PARAMS;
 // x lies in boxes of 64 k, 128 bytes a token, whose 16-byte pieces are XORed with the token.
 constexpr int BOX = NT * 128, STAGE_X = STEP / 64 * BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES;
 // Of 16 bytes: of a stage all of W, or its codes; a box of x.
-constexpr int W_PIECES = STEP == 128 ? STAGE_W / 16 : TILE_STRIPS * STAGE_SCALES / 4, X_PIECES = NT * 8;
+constexpr int W_PIECES = STEP == 128 ? STAGE_W / 16 : TILE_STRIPS * STRIP_PARAMS / 16, X_PIECES = NT * 8;
 constexpr int X_BYTES = 2;  // of a column of x
 constexpr int STAGE_TERMS = W_OFFSET ? STAGE_GROUPS * NT * 4 : 0;  // sums of x [groups][tokens], which offsets multiply
 constexpr bool PADDED = false;  // rows of x end with k

@@ -38,25 +38,25 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
   int set, wg, warp, lane;  // wg: of its set;  warp: of its warpgroup
   Turn<STAGES_W> w;
   Turn<STAGES_X> x;
-  __device__ __forceinline__ u32 unit(int p) const {
-    return r.w + w.stage * STAGE_W + (wg * STRIPS + p) * ATOM + warp * UNIT_BYTES;
-  }
-  __device__ __forceinline__ Multiples multiples(int p) const { return Multiples::load(unit(p) + SCALES, lane >> 2); }
+  __device__ __forceinline__ u32 atom(int p) const { return r.w + w.stage * STAGE_W + (wg * STRIPS + p) * ATOM; }
+  __device__ __forceinline__ u32 codes(int p) const { return atom(p) + warp * UNIT_CODES; }
+  __device__ __forceinline__ u32 params(int p) const { return atom(p) + PARAMS + warp * UNIT_PARAMS; }
+  __device__ __forceinline__ Multiples multiples(int p) const { return Multiples::load(params(p), lane >> 2); }
   __device__ __forceinline__ RowPair scales(const Multiples& m, int p, int group) const {
     if constexpr (MULTIPLES) return m.scales(group);
-    return load_row_pair(unit(p) + SCALES + group * GROUP_SCALES + (lane >> 2) * (GROUP_SCALES / 8));
+    return load_row_pair(params(p) + group * GROUP_SCALES + (lane >> 2) * (GROUP_SCALES / 8));
   }
   __device__ __forceinline__ RowPair offsets(const Multiples& m, int p, int group) const {
     if constexpr (MULTIPLES && W_OFFSET)
       return m.offsets(group);
     else if constexpr (W_OFFSET)
-      return load_row_pair(unit(p) + ZEROS + group * GROUP_ZEROS + (lane >> 2) * (GROUP_ZEROS / 8));
+      return load_row_pair(params(p) + ZEROS + group * GROUP_ZEROS + (lane >> 2) * (GROUP_ZEROS / 8));
     else
       return RowPair{};
   }
   __device__ __forceinline__ Zeros zeros(int p, int group) const {
     if constexpr (ZERO)
-      return zeros_of(load_shared_u16(unit(p) + ZEROS + group * GROUP_ZEROS + (lane >> 2) * 2));
+      return zeros_of(load_shared_u16(params(p) + ZEROS + group * GROUP_ZEROS + (lane >> 2) * 2));
     else
       return zeros_symmetric();
   }

@@ -31,21 +31,21 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
   Turn t;
   int columns;  // of the weight, from the current unit on
   __device__ __forceinline__ void wait() const { mbarrier_wait(r.full + 8 * t.stage, t.phase); }
-  __device__ __forceinline__ u32 unit(int p) const {
-    return r.w + t.stage * STAGE_W + (wg * STRIPS + p) * ATOM + warp * UNIT_BYTES;
-  }
+  __device__ __forceinline__ u32 atom(int p) const { return r.w + t.stage * STAGE_W + (wg * STRIPS + p) * ATOM; }
+  __device__ __forceinline__ u32 codes(int p) const { return atom(p) + warp * UNIT_CODES; }
+  __device__ __forceinline__ u32 params(int p) const { return atom(p) + PARAMS + warp * UNIT_PARAMS; }
   __device__ __forceinline__ u32 terms(int group) const {
     return r.terms + t.stage * STAGE_TERMS + group * GROUP_TERMS;
   }
   __device__ __forceinline__ RowGroup rows(int p, int group) const {
-    const u32 s = SCALES + group * GROUP_SCALES + (lane >> 2) * (GROUP_SCALES / 8);
+    const u32 s = group * GROUP_SCALES + (lane >> 2) * (GROUP_SCALES / 8);
     const u32 z = ZEROS + group * GROUP_ZEROS + (lane >> 2) * (GROUP_ZEROS / 8);
-    return load_row_group(unit(p) + SCALES, group, lane >> 2, unit(p) + s, unit(p) + z);
+    return load_row_group(params(p), group, lane >> 2, params(p) + s, params(p) + z);
   }
   // Of the group that a k32 step of a unit lies in.
   __device__ __forceinline__ Factors factors(int p, int k32) const {
     if constexpr (!FACTORS) return {};
-    const u32 s = load_shared(unit(p) + SCALES + (k32 * GROUPS / 4) * GROUP_SCALES + (lane >> 2) * 4);
+    const u32 s = load_shared(params(p) + (k32 * GROUPS / 4) * GROUP_SCALES + (lane >> 2) * 4);
     return {s & 255, s >> 16 & 255, __byte_perm(s, 0, 0x1111), __byte_perm(s, 0, 0x3333)};
   }
   // Columns of group i of a unit that the weight has.
@@ -88,7 +88,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
     c.wait();
     Codes q[STRIPS];
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) load_codes(q[p], c.unit(p), c.lane);
+    for (int p = 0; p < STRIPS; p++) load_codes(q[p], c.codes(p), c.lane);
     RowGroup rows[STRIPS][SUM_GROUPS + 1];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
@@ -170,7 +170,7 @@ template <int P> DEV void multiply_unit(Consumer& c, Groups& s, float (&sum)[NT 
   c.wait();
   const u64 descriptor = c.descriptor();
   Codes q;
-  load_codes(q, c.unit(0), c.lane);
+  load_codes(q, c.codes(0), c.lane);
   multiply_group<P, 0>(c, s, sum, q, descriptor);
   if constexpr (GROUPS >= 2) multiply_group<P ^ 1, 1>(c, s, sum, q, descriptor);
   if constexpr (GROUPS == 4) {
@@ -226,7 +226,7 @@ DEV void multiply_groups_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], in
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) {
         Codes q;
-        load_codes(q, c.unit(p), c.lane);
+        load_codes(q, c.codes(p), c.lane);
         w[p] = c.rows(p, i);
         [[maybe_unused]] ByteSums bytes = {0, 0};
 #pragma unroll
@@ -284,7 +284,7 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
     const u64 descriptor = c.descriptor();
     Codes q[STRIPS];
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) load_codes(q[p], c.unit(p), c.lane);
+    for (int p = 0; p < STRIPS; p++) load_codes(q[p], c.codes(p), c.lane);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
 #pragma unroll

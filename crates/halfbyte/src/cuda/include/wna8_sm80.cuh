@@ -18,8 +18,8 @@ constexpr int THREADS = WARPGROUPS * 128;
 constexpr int TILE_STRIPS = WARPGROUPS * STRIPS;
 constexpr int STEP = 128, HALVES = 1, K16 = 8;  // a stage is a unit
 // A strip of a stage is an atom.
-constexpr int STAGE_GROUPS = GROUPS, STAGE_SCALES = SCALES, STAGE_ZEROS = ZEROS, STAGE_UNIT = UNIT_BYTES,
-              STRIP_BYTES = ATOM;
+constexpr int STAGE_GROUPS = GROUPS, STAGE_CODES = UNIT_CODES, STAGE_ZEROS = ZEROS, STAGE_PARAMS = UNIT_PARAMS,
+              STRIP_PARAMS = PARAMS, STRIP_BYTES = ATOM;
 // x has 128 bytes a token, whose 16-byte pieces are XORed with the token, and for each group of the unit terms: a
 // scale, the sum of the codes where weights have zero points or offsets, an offset.
 constexpr int X_BYTES = 1, TERMS = 1 + FROM_ZERO + OFFSET;

@@ -214,7 +214,7 @@ struct Wna16 {
   u32 steps;  // atoms along k
   u32 groups;  // in an atom: 8, 4, 2, 1; 0: one scale a row
   u32 shift;  // log2 of the columns of a group
-  u32 unit_bytes;  // 16 rows of an atom, a quarter of it
+  u32 params_bytes;  // of 16 rows of an atom
   FloatType scale_type;
   u32 zero_kind;  // 0 symmetric, 1 integer, 2 offset
   u32 window;  // columns of a block
@@ -235,11 +235,11 @@ struct PairTerms {
   return {s.r, s.r8, zero, zero, o.r, o.r8};
 }
 
-// Four neighbouring words of a unit, as those of 4 or of 8 bits lie; of 6 bits as if they were 8. `part`: of its
-// columns, as many as four words of a lane have.
-template <int BITS> DEV void load_quad(u32 (&words)[4], const u8* unit, u32 part, u32 lane) {
+// Four neighbouring words of a unit's codes, as those of 4 or of 8 bits lie; of 6 bits as if they were 8. `part`: of
+// the columns, as many as four words of a lane have.
+template <int BITS> DEV void load_quad(u32 (&words)[4], const u8* codes, u32 part, u32 lane) {
   if constexpr (BITS == 6) {
-    const u8* own = unit + part / 2 * 768;
+    const u8* own = codes + part / 2 * 768;
     const uint2 low = reinterpret_cast<const uint2*>(own)[2 * lane + part % 2];
     const u32 high = reinterpret_cast<const u32*>(own + 512)[2 * lane + part % 2];
     words[0] = and_or(high << 4, 0x30303030, low.x & 0x0f0f0f0f);
@@ -247,21 +247,18 @@ template <int BITS> DEV void load_quad(u32 (&words)[4], const u8* unit, u32 part
     words[2] = and_or(high, 0x30303030, low.y & 0x0f0f0f0f);
     words[3] = and_or(high >> 2, 0x30303030, low.y >> 4 & 0x0f0f0f0f);
   } else {
-    const uint4 quad = reinterpret_cast<const uint4*>(unit)[part * 32 + lane];
+    const uint4 quad = reinterpret_cast<const uint4*>(codes)[part * 32 + lane];
     words[0] = quad.x, words[1] = quad.y, words[2] = quad.z, words[3] = quad.w;
   }
 }
 
-// Where the scales of a group and a unit begin, and its zero points or offsets.
+// Where the scales of a group and a unit begin, and its zero points or offsets; `params`: where the unit's do.
 struct Places {
   const u8 *scales, *zeros;
 };
-template <int BITS> DEV Places places_of(const Wna16& p, const u8* unit, u32 strip, u32 warp, u32 group) {
+DEV Places places_of(const Wna16& p, const u8* params, u32 strip, u32 warp, u32 group) {
   const u32 scales = p.scale_type == F32 ? 64 : 32, zeros = p.zero_kind == 1 ? 16 : p.zero_kind == 2 ? scales : 0;
-  if (p.groups) {
-    const u8* first = unit + 256 * BITS;
-    return {first + group * scales, first + p.groups * scales + group * zeros};
-  }
+  if (p.groups) return {params + group * scales, params + p.groups * scales + group * zeros};
   const u8* rows = p.rows + u64(strip) * (4 * (scales + zeros));
   return {rows + warp * scales, rows + 4 * scales + warp * zeros};
 }
@@ -304,16 +301,17 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES ? 4 : 5)
   const bool exact = p.scale_type != F32 && p.zero_kind != 2;
   // Strips of a super-strip take turns along k.
   const u32 first_strip = strip & ~3u, wide = min(4u, (out.n + 63) / 64 - first_strip);
-  const u8* base = p.atoms + (u64(first_strip) * p.steps + (strip & 3)) * (4 * p.unit_bytes);
+  const u32 bytes = 4 * (CODES + p.params_bytes);  // of an atom
+  const u8* base = p.atoms + (u64(first_strip) * p.steps + (strip & 3)) * bytes;
 
   // A thread takes four words, which lie in 16 bytes, of one pair of rows.
   for (u32 i = threadIdx.x; i < 4 * PAIRS * PARTS * steps; i += THREADS) {
     const u32 four = i % 4, pair = i / 4 % PAIRS, part = i / (4 * PAIRS) % PARTS,
               step = first_step + i / (4 * PAIRS * PARTS);
     const u32 warp = (first_pair + pair) / 8, r = (first_pair + pair) % 8;
-    const u8* unit = base + u64(4 * step * wide + warp) * p.unit_bytes;
+    const u8 *atom = base + u64(step * wide) * bytes, *params = atom + 4 * CODES + warp * p.params_bytes;
     u32 words[4];
-    load_quad<BITS>(words, unit, part, 4 * r + four);
+    load_quad<BITS>(words, atom + warp * CODES, part, 4 * r + four);
     T* upper = tile + pair * pitch;
     T* lower = tile + (PAIRS + pair) * pitch;
     PairTerms t;
@@ -324,8 +322,8 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES ? 4 : 5)
       const u32 first = SPAN * part + (BITS == 4 ? 16 * j : 16 * (j / 2));
       if (j == 0 || (BITS == 4 || j == 2) && (first & ((1 << p.shift) - 1)) == 0) {
         const u32 group = first >> p.shift;
-        t = MULTIPLES ? pair_of_multiples(p, unit + CODES, r, group, 1 << (BITS - 1))
-                      : pair_terms<BITS>(p, places_of<BITS>(p, unit, strip, warp, group), r);
+        t = MULTIPLES ? pair_of_multiples(p, params, r, group, 1 << (BITS - 1))
+                      : pair_terms<BITS>(p, places_of(p, params, strip, warp, group), r);
       }
       // Columns c, c + 1 and, with 4 bits, c + 8, c + 9.
       const u32 within = SPAN * part + 2 * four + (BITS == 4 ? 16 * j : 16 * (j / 2) + 8 * (j % 2));
@@ -393,18 +391,18 @@ __global__ void __launch_bounds__(THREADS) dequantize_rows_wna16(const Chosen ou
     const bool exact = p.scale_type != F32 && p.zero_kind != 2;
     const u32 strip = token / 64, first_strip = strip & ~3u, wide = min(4u, (out.n + 63) / 64 - first_strip);
     const u32 warp = token % 64 / 16, r = token % 8, c = lies % 128;
-    const u64 atom = u64(first_strip) * p.steps + (strip & 3) + u64(lies / 128 * wide);
-    const u8* unit = p.atoms + (4 * atom + warp) * p.unit_bytes;
+    const u64 at = u64(first_strip) * p.steps + (strip & 3) + u64(lies / 128 * wide);
+    const u8 *atom = p.atoms + 4 * at * (CODES + p.params_bytes), *params = atom + 4 * CODES + warp * p.params_bytes;
     const bool lower = token % 16 >= 8;
     // The word, and where in it the code lies: columns c, c + 1 and, with 4 bits, c + 8, c + 9 share one.
     const u32 j = BITS == 4 ? c % SPAN / 16 : c % SPAN / 8, four = c % 8 / 2;
     u32 words[4];
-    load_quad<BITS>(words, unit, c / SPAN, 4 * r + four);
+    load_quad<BITS>(words, atom + warp * CODES, c / SPAN, 4 * r + four);
     const u32 word = j == 0 ? words[0] : j == 1 ? words[1] : j == 2 ? words[2] : words[3];
     const u32 field = (BITS == 4 ? (lower ? 4 : 0) + c / 8 % 2 * 8 : (lower ? 8 : 0)) + c % 2 * 16;
     const u32 code = word >> field & MASK, group = c >> p.shift;
-    const PairTerms t = MULTIPLES ? pair_of_multiples(p, unit + CODES, r, group, 1 << (BITS - 1))
-                                  : pair_terms<BITS>(p, places_of<BITS>(p, unit, strip, warp, group), r);
+    const PairTerms t = MULTIPLES ? pair_of_multiples(p, params, r, group, 1 << (BITS - 1))
+                                  : pair_terms<BITS>(p, places_of(p, params, strip, warp, group), r);
     const float scale = lower ? t.scale8 : t.scale, whole = integer(code, lower ? t.zero8 : t.zero);
     value = exact ? whole * scale : float(double(scale) * whole + double(lower ? t.offset8 : t.offset));
   }

@@ -219,13 +219,13 @@ DEV void store_param(const Params& p, const Loaded& loaded, u32 at, u8* scales, 
   if (p.zero_kind == OFFSET) store_float(zeros, at, float_of_loaded(loaded.offset, loaded.offset_type), p.scale_type);
 }
 
-// Bytes of 16 scales, of 16 zero points or offsets, and of a unit, which has 16 rows of an atom.
+// Bytes of 16 scales, of 16 zero points or offsets, and of the parameters of a unit, which has 16 rows of an atom.
 DEV u32 scales_bytes(const Params& p) { return p.scale_type == F32 ? 64 : 32; }
 DEV u32 zeros_bytes(const Params& p) {
   return p.factors ? 0 : p.zero_kind == INTEGER ? 16 : p.zero_kind == OFFSET ? scales_bytes(p) : 0;
 }
-[[maybe_unused]] DEV u32 unit_bytes(const Params& p, u32 codes, u32 groups) {
-  return codes + (p.multiples ? MULTIPLES_BYTES : groups * (scales_bytes(p) + zeros_bytes(p)));
+[[maybe_unused]] DEV u32 params_bytes(const Params& p, u32 groups) {
+  return p.multiples ? MULTIPLES_BYTES : groups * (scales_bytes(p) + zeros_bytes(p));
 }
 
 // A block makes one atom of layout/cuda_wna16.rs, from the strip of row `first` on. BITS: of a code's place there;
@@ -240,8 +240,8 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
   const u32 strip = first + within % wide, step = within / wide;
   const u32 groups = p.atom_group ? COLUMNS / p.atom_group : 0;
   const u64 at = u64(p.first / 64) * steps + blockIdx.x;
-  const u32 bytes = unit_bytes(p, 256 * BITS, groups);
-  u8* atom = static_cast<u8*>(p.codes) + 4 * at * bytes;
+  const u32 of_params = params_bytes(p, groups);
+  u8* atom = static_cast<u8*>(p.codes) + 4 * at * (256 * BITS + of_params);
 
   static_assert(THREADS == 4 * 64, "a thread for each scale of an atom, or for two");
   u32 group = threadIdx.x / 64;
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
       low[j] = (even & 0x0f0f0f0f) | (odd & 0x0f0f0f0f) << 4;
       high[j / 2] |= ((even >> 4 & 0x03030303) | (odd >> 4 & 0x03030303) << 2) << (4 * (j % 2));
     }
-    u8* own = atom + warp * bytes + half * 768;
+    u8* own = atom + warp * (256 * BITS) + half * 768;
     reinterpret_cast<uint4*>(own)[lane] = make_uint4(low[0], low[1], low[2], low[3]);
     reinterpret_cast<uint2*>(own + 512)[lane] = make_uint2(high[0], high[1]);
   }
@@ -291,11 +291,10 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
         words[j] = bytes_at(row, column);
       }
     }
-    uint4* const unit = reinterpret_cast<uint4*>(atom + i / (16 * BITS) * bytes);
-    unit[i % (16 * BITS)] = make_uint4(words[0], words[1], words[2], words[3]);
+    reinterpret_cast<uint4*>(atom)[i] = make_uint4(words[0], words[1], words[2], words[3]);
   }
   if (p.multiples) return;
-  u8* scales = atom + threadIdx.x % 64 / 16 * bytes + 256 * BITS;
+  u8* scales = atom + 1024 * BITS + threadIdx.x % 64 / 16 * of_params;
   if (p.factors) {
     if (group < groups) reinterpret_cast<u16*>(scales + group * scales_bytes(p))[threadIdx.x % 16] = factor_of(loaded);
     return;
@@ -339,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) wna16_multiples(const Para
   const u32 super = strip & ~3u, wide = strips - super < 4 ? strips - super : 4;
   const u64 at = u64(super) * steps + u64(step) * wide + (strip - super);
   const u32 codes = 256 * p.atom_bits;
-  u8* to = static_cast<u8*>(p.codes) + (4 * at + pair / 8) * (codes + MULTIPLES_BYTES) + codes;
+  u8* to = static_cast<u8*>(p.codes) + 4 * at * (codes + MULTIPLES_BYTES) + 4 * codes + pair / 8 * MULTIPLES_BYTES;
   const Multiples s = load_multiples(p, row, group, false), s8 = load_multiples(p, row + 8, group, false);
   const u32 of_scales = s.half | s8.half << 16;
   u32 words[4], last = of_scales;

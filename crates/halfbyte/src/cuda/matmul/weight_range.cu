@@ -7,7 +7,7 @@
 struct Terms {
   const u8* scales;  // of the first run
   const u8* offsets;  // likewise, or null
-  u64 stride;  // bytes from run to run
+  u64 stride, stride_of_four;  // bytes from run to run, of which four lie together, and from four to four
   u64 runs;
   u64 each;  // scales of a run, which lie side by side; of multiples of halves pairs of rows of a unit
   u32* largest;  // the bits of a float that is not negative
@@ -22,7 +22,7 @@ constexpr u32 THREADS = 256;
 extern "C" __global__ void __launch_bounds__(THREADS) weight_range(const Terms t) {
   u32 largest = 0;
   for (u64 i = u64(blockIdx.x) * THREADS + threadIdx.x; i < t.runs * t.each; i += u64(gridDim.x) * THREADS) {
-    const u64 at = i / t.each * t.stride, within = i % t.each;
+    const u64 run = i / t.each, at = run / 4 * t.stride_of_four + run % 4 * t.stride, within = i % t.each;
     if (t.multiples) {
       const PairOfRows rows = PairOfRows::load(t.scales + at, within);
       for (u32 group = 0; group < t.multiples; group++) {

@@ -25,6 +25,7 @@ parameters! {
         scales: u64,
         offsets: u64,
         stride: u64,
+        stride_of_four: u64,
         runs: u64,
         each: u64,
         largest: u64,
@@ -69,6 +70,7 @@ fn terms(w: &Packed) -> Terms {
                 scales,
                 offsets,
                 stride: 0,
+                stride_of_four: 0,
                 runs: 1,
                 each: w.scales() as u64,
                 largest: 0,
@@ -84,9 +86,12 @@ fn terms(w: &Packed) -> Terms {
             let span = if atom.multiples { (1u32 << atom.bits) as f32 } else { span };
             let [scales_at, offsets_at] = atom.params_of(0, 0).map(|at| at as u64);
             // Runs are the scales of a strip, or of a unit.
-            let (first, stride, runs, rows) = match atom.group {
-                0 => (w.rows(), atom.params_bytes(), strips, STRIP),
-                _ => (w.atoms() + scales_at, atom.unit_bytes(), strips * k.div_ceil(STEP) * (STRIP / UNIT), UNIT),
+            let (first, [stride, stride_of_four], runs, rows) = match atom.group {
+                0 => (w.rows(), [1, 4].map(|runs| runs * atom.params_bytes()), strips, STRIP),
+                _ => {
+                    let units = strips * k.div_ceil(STEP) * (STRIP / UNIT);
+                    (w.atoms() + scales_at, [atom.unit_params_bytes(), atom.bytes()], units, UNIT)
+                }
             };
             let each = if atom.multiples { rows / 2 } else { rows * atom.groups().max(1) };
             let apart = if atom.group == 0 { (STRIP * atom.scale.size_bytes()) as u64 } else { offsets_at - scales_at };
@@ -96,6 +101,7 @@ fn terms(w: &Packed) -> Terms {
                 scales: first,
                 offsets,
                 stride: stride as u64,
+                stride_of_four: stride_of_four as u64,
                 runs: runs as u64,
                 each: each as u64,
                 largest: 0,

@@ -48,16 +48,16 @@ template <int BLOCKS_OF_16> struct Unit {
   __device__ __forceinline__ void load(const u8* atom, u32 first, u32 lane) {
 #pragma unroll
     for (int r = 0; r < BLOCKS_OF_16; r++) {
-      const u8* const unit = atom + (first + r) * UNIT_BYTES;
+      const u8 *const own = atom + (first + r) * UNIT_CODES, *const params = atom + PARAMS + (first + r) * UNIT_PARAMS;
 #pragma unroll
       for (int i = 0; i < words_of(2); i++) {
-        const uint4 v = load_once(unit + i * 512 + lane * 16);
+        const uint4 v = load_once(own + i * 512 + lane * 16);
         codes[r][4 * i] = v.x, codes[r][4 * i + 1] = v.y, codes[r][4 * i + 2] = v.z, codes[r][4 * i + 3] = v.w;
       }
 #pragma unroll
       for (int g = 0; g < GROUPS; g++) {
-        scales[r][g] = __ldg(reinterpret_cast<const u32*>(unit + SCALES + g * GROUP_SCALES) + (lane >> 2));
-        zeros[r][g] = ZERO ? __ldg(reinterpret_cast<const u16*>(unit + ZEROS + g * GROUP_ZEROS) + (lane >> 2)) : 0;
+        scales[r][g] = __ldg(reinterpret_cast<const u32*>(params + g * GROUP_SCALES) + (lane >> 2));
+        zeros[r][g] = ZERO ? __ldg(reinterpret_cast<const u16*>(params + ZEROS + g * GROUP_ZEROS) + (lane >> 2)) : 0;
       }
     }
   }

@@ -13,7 +13,7 @@ const OP: &str = "pack for tensor cores";
 pub const STRIP: usize = 64;
 /// Columns of an atom.
 pub const STEP: usize = 128;
-/// Rows of a unit: what a warp multiplies of an atom, one piece.
+/// Rows of a unit: what a warp multiplies of an atom.
 pub const UNIT: usize = 16;
 
 /// Where the bits of a code of 4 bits begin, with its row and column from (R, c).
@@ -258,18 +258,23 @@ impl Atom {
 
     /// Bytes of an atom.
     pub fn bytes(self) -> usize {
-        STRIP / UNIT * self.unit_bytes()
+        self.codes_bytes() + STRIP / UNIT * self.unit_params_bytes()
     }
 
-    /// Bytes of a unit.
-    pub fn unit_bytes(self) -> usize {
+    /// Bytes of the scales of a unit, and of its zero points or offsets.
+    pub fn unit_params_bytes(self) -> usize {
         let params = if self.multiples { self.multiples_bytes() } else { self.groups() * self.params_bytes() };
-        self.codes_bytes() + params / (STRIP / UNIT)
+        params / (STRIP / UNIT)
     }
 
-    /// Bytes of a unit's codes, with which it begins.
+    /// Bytes of a unit: of its codes, and of what belongs to them.
+    pub fn unit_bytes(self) -> usize {
+        self.bytes() / (STRIP / UNIT)
+    }
+
+    /// Bytes of an atom's codes, with which it begins.
     pub(super) fn codes_bytes(self) -> usize {
-        UNIT * STEP * self.bits as usize / 8
+        STRIP * STEP * self.bits as usize / 8
     }
 
     /// Bytes of the factors and halves of an atom.
@@ -292,12 +297,12 @@ impl Atom {
     }
 
     /// Where scale and zero point number `at` of a strip, as they are counted along its units, lie for a group of an atom: a unit has
-    /// all scales before all zero points.
+    /// all scales before all zero points, behind the codes of all units.
     pub(crate) fn params_of(self, g: usize, at: usize) -> [usize; 2] {
         let (first, scale, zero) = (self.codes_bytes(), self.scale.size_bytes(), self.zero_bytes());
         let at_zeros = first + self.groups() * UNIT * scale;
         [first + (g * UNIT + at % UNIT) * scale, at_zeros + (g * UNIT + at % UNIT) * zero]
-            .map(|place| at / UNIT * self.unit_bytes() + place)
+            .map(|place| at / UNIT * self.unit_params_bytes() + place)
     }
 
     /// The same in the table of rows.

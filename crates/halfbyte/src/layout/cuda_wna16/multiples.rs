@@ -16,7 +16,7 @@ use half::f16;
 /// Where the words of a pair of a strip's rows begin, and its last word.
 fn words_of(atom: Atom, pair: usize) -> [usize; 2] {
     let (unit, i) = (pair / 8, pair % 8);
-    [16 * i, 128 + 4 * i].map(|at| unit * atom.unit_bytes() + atom.codes_bytes() + at)
+    [16 * i, 128 + 4 * i].map(|at| atom.codes_bytes() + unit * atom.unit_params_bytes() + at)
 }
 
 /// A tensor's scales, and offsets where it has such.

@@ -13,26 +13,26 @@ fn codes_for_tensor_cores_lie_where_the_layout_says() {
     // Output 300 is row 44 of strip 4, the first of the second super-strip, which has 3; column 421 is 37 of step 3.
     let atom = &packed.atoms()[(4 * 4 + 3 * 3) * bytes..][..bytes];
     // Row 44 = 16·2 + 12: warp 2, lane/4 = 4, upper half; column 37 = 16·2 + 5: half 0, word 2, lane%4 = 2, odd.
-    let unit = &atom[2 * (bytes / 4)..];
-    let word = ((4 * 4 + 2) * 4 + 2) * 4;
-    let word = u32::from_le_bytes(unit[word..word + 4].try_into().unwrap());
+    let word = 2 * 1024 + ((4 * 4 + 2) * 4 + 2) * 4;
+    let word = u32::from_le_bytes(atom[word..word + 4].try_into().unwrap());
     assert_eq!((word >> 20 & 15) as u8, w.codes()[300 * 512 + 421]);
     // Its group is 6, the first of the atom; scales of rows 36 and 44 are the fifth pair of unit 2.
-    let scale = 1024 + (2 * 4 + 1) * 2;
-    let scale = f16::from_le_bytes(unit[scale..scale + 2].try_into().unwrap()).to_f32();
+    let params = &atom[4096 + 2 * (2 * 32 + 2 * 16)..];
+    let scale = (2 * 4 + 1) * 2;
+    let scale = f16::from_le_bytes(params[scale..scale + 2].try_into().unwrap()).to_f32();
     assert_eq!(scale, w.scales()[300 * 8 + 6]);
     let Zeros::Integer(zeros) = w.zeros() else { panic!() };
-    let at_zeros = 1024 + 2 * 32 + 2 * 4 + 1;
-    assert_eq!([0, 16].map(|group| u16::from(unit[at_zeros + group])), zeros[300 * 8 + 6..][..2]);
+    let at_zeros = 2 * 32 + 2 * 4 + 1;
+    assert_eq!([0, 16].map(|group| u16::from(params[at_zeros + group])), zeros[300 * 8 + 6..][..2]);
 
     let w = random.qtensor(parse("w4a16-g32-float-sf32").weight, [64, 128], false);
     let packed = CudaWna16::pack(&w, Act::A16).unwrap();
     assert_eq!(packed.atoms().len(), 4 * (1024 + 4 * 64 + 4 * 64));
     // Row 27 = 16·1 + 11: unit 1, the fourth pair, upper half; scale and offset of group 2.
-    let unit = &packed.atoms()[1024 + 8 * 64..];
-    let float = |at: usize| f32::from_le_bytes(unit[at..at + 4].try_into().unwrap());
+    let params = &packed.atoms()[4096 + 8 * 64..];
+    let float = |at: usize| f32::from_le_bytes(params[at..at + 4].try_into().unwrap());
     let Zeros::Float(offsets) = w.zeros() else { panic!() };
-    let [at_scale, at_offset] = [1024, 1024 + 4 * 64].map(|first| first + 2 * 64 + (2 * 3 + 1) * 4);
+    let [at_scale, at_offset] = [0, 4 * 64].map(|first| first + 2 * 64 + (2 * 3 + 1) * 4);
     assert_eq!([float(at_scale), float(at_offset)], [w.scales()[27 * 4 + 2], offsets[27 * 4 + 2]]);
 
     let w = random.qtensor(parse("w8a16").weight, [64, 256], false);
@@ -58,11 +58,11 @@ fn words_and_factors_make_the_bytes_of_weights() {
             let [strip, step] = [at % 2, at / 2];
             for i in 0..1024 {
                 let (warp, half, lane, j) = (i / 256, i / 128 % 2, i / 4 % 32, i % 4);
-                let unit = &atom[warp * (bytes / 4)..];
-                let word = u32::from_le_bytes([0, 1, 2, 3].map(|byte| unit[4 * (i % 256) + byte]));
+                let params = &atom[4096 + warp * (bytes / 4 - 1024)..];
+                let word = u32::from_le_bytes([0, 1, 2, 3].map(|byte| atom[4 * i + byte]));
                 let column = 64 * half + 16 * j + 2 * (lane % 4);
-                let slot = 1024 + column / group * 32 + lane / 4 * 4;
-                let [f, b, f8, b8] = [0, 1, 2, 3].map(|byte| u32::from(unit[slot + byte]));
+                let slot = column / group * 32 + lane / 4 * 4;
+                let [f, b, f8, b8] = [0, 1, 2, 3].map(|byte| u32::from(params[slot + byte]));
                 for (row, shift, f, b) in [(0, 0, f, b), (8, 4, f8, b8)] {
                     let four = (word >> shift & 0x0f0f_0f0f) * f + b * 0x0101_0101;
                     let four = (four ^ 0x8080_8080).to_le_bytes();
