@@ -70,7 +70,7 @@ DEV void copy_w(const Feed& f, u32 to, int first) {
   const u32 from = t / OF_STRIP * ATOM + t % OF_STRIP / OF_UNIT * UNIT_CODES + t % OF_UNIT * 16 + f.half * STAGE_CODES;
   if ((W_PIECES % THREADS == 0 || first + t < W_PIECES) && strip + t / OF_STRIP < f.strips)
     copy_16(to + (strip + t / OF_STRIP) * STRIP_BYTES + (rest + t % OF_STRIP) * 16,
-            f.source + from + strip * ATOM + rest / OF_UNIT * UNIT_CODES);
+            f.source + (from + strip * ATOM + rest / OF_UNIT * UNIT_CODES));
 }
 // Scales, zero points, offsets, where they do not come with codes.
 DEV void copy_groups(const Feed& f, u32 to) {

@@ -33,7 +33,8 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
   __device__ __forceinline__ void wait() const { mbarrier_wait(r.full + 8 * t.stage, t.phase); }
   __device__ __forceinline__ u32 atom(int p) const { return r.w + t.stage * STAGE_W + (wg * STRIPS + p) * ATOM; }
   __device__ __forceinline__ u32 codes(int p) const { return atom(p) + warp * UNIT_CODES; }
-  __device__ __forceinline__ u32 params(int p) const { return atom(p) + PARAMS + warp * UNIT_PARAMS; }
+  // From where codes lie: another base spills.
+  __device__ __forceinline__ u32 params(int p) const { return codes(p) + PARAMS - warp * (UNIT_CODES - UNIT_PARAMS); }
   __device__ __forceinline__ u32 terms(int group) const {
     return r.terms + t.stage * STAGE_TERMS + group * GROUP_TERMS;
   }

@@ -256,7 +256,7 @@ template <int BITS> DEV void load_quad(u32 (&words)[4], const u8* codes, u32 par
 struct Places {
   const u8 *scales, *zeros;
 };
-DEV Places places_of(const Wna16& p, const u8* params, u32 strip, u32 warp, u32 group) {
+[[maybe_unused]] DEV Places places_of(const Wna16& p, const u8* params, u32 strip, u32 warp, u32 group) {
   const u32 scales = p.scale_type == F32 ? 64 : 32, zeros = p.zero_kind == 1 ? 16 : p.zero_kind == 2 ? scales : 0;
   if (p.groups) return {params + group * scales, params + p.groups * scales + group * zeros};
   const u8* rows = p.rows + u64(strip) * (4 * (scales + zeros));
