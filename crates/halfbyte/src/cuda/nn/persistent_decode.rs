@@ -74,7 +74,7 @@ pub struct StepOfText<'a> {
     pub token: View<'a, u32>,
     /// Its position, `[1]`.
     pub position: View<'a, u32>,
-    /// The pages of the text in the cache, for a plan of [paged](Plan::paged) texts; none: its positions lie in order.
+    /// The pages of the text in the cache, where texts are paged; none: its positions lie in order.
     pub pages: Option<View<'a, u32>>,
     /// `[tokens, hidden]`: of all tokens, or of those from `first_token` on that this rank has.
     pub embedding: FloatView<'a>,
