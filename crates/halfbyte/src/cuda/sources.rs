@@ -59,6 +59,7 @@ pub const HEADERS: &[Source] = headers![
     "persistent_inputs.cuh"
     "persistent_multiples.cuh"
     "persistent_norms.cuh"
+    "persistent_parts.cuh"
     "persistent_plan.cuh"
     "persistent_products.cuh"
     "persistent_ranks.cuh"

@@ -107,6 +107,13 @@ DEV void load_matrices(u32 (&b)[4], u32 a) {
                : "r"(a)
                : "memory");
 }
+// The same, each transposed.
+DEV void load_transposed(u32 (&b)[4], u32 a) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+               : "r"(a)
+               : "memory");
+}
 // The first two of them; lanes 0 to 15 give addresses.
 DEV void load_two_matrices(u32 (&b)[4], u32 a) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(b[0]), "=r"(b[1]) : "r"(a) : "memory");

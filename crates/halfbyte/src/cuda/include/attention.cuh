@@ -85,14 +85,6 @@ DEV float slope_of(const Params& p, u32 head) { return p.slopes ? p.slopes[head]
 // The score that stands for no value, in powers of two.
 DEV float sink_of(const Params& p, u32 head) { return p.sinks ? p.sinks[head] * LOG2_E : minus_infinity(); }
 
-// As load_matrices, each transposed.
-DEV void load_transposed(u32 (&b)[4], u32 a) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-               : "r"(a)
-               : "memory");
-}
-
 template <bool BF16> DEV u32 pair(float low, float high) {
   if constexpr (BF16)
     return bf16_pair(low, high);

@@ -1,49 +1,9 @@
 // Attention of the persistent kernel: a block takes a kv head and a part of the positions that its query heads see.
 #pragma once
-#include "ptx.cuh"
-
-// A tile of positions, as A fragments have it: a lane's words.
-struct Keys {  // 64 dims of them
-  u32 w[2][2][4];  // dims 32 i + 8 (lane % 4) on; positions lane / 4, + 8
-};
-struct Values {  // 64 dims of them
-  u32 w[4][4];  // positions 2 (lane % 4), + 1, + 8, + 9; dims 8 (lane / 4) on
-};
-
-DEV void load_row(u32 (&w)[4], const u16* from) {
-  const uint4 v = load_once(from);
-  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-}
-// Those of this token, which are not in the cache yet.
-DEV void take_row(u32 (&w)[4], const u32* own, u32 dim) {
-  const uint4 v = *reinterpret_cast<const uint4*>(own + dim / 2);
-  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-}
+#include "persistent_parts.cuh"
 
 // What is subtracted before 2^x: a row of only minus infinities has weights 0, not NaN.
 DEV float base_of(float greatest) { return greatest == __int_as_float(0xff800000) ? 0 : greatest; }
-
-// Where a position lies in the cache: in order, or in the pages of the text.
-DEV u32 slot_of(const Params& p, u32 position) {
-  if (!PAGED) return position;
-  const u32 page = __ldg(p.pages + position / PAGE_LENGTH);
-  return min(page, u32(p.capacity / PAGE_LENGTH) - 1) * PAGE_LENGTH + position % PAGE_LENGTH;
-}
-// The first position that a layer's queries see.
-DEV u32 first_seen(u32 end, u32 window) { return window && end > window ? end - window : 0; }
-// Positions that a layer's queries see, in parts of equal length; in pages from a whole tile on, so that none lies in
-// two.
-struct Parts {
-  u32 begin, end, length, count;
-  __device__ __forceinline__ Parts(u32 position, u32 window) {
-    end = position + 1;
-    begin = first_seen(end, window);
-    if (PAGED) begin = begin / TILE * TILE;
-    const u32 seen = end - begin, most = min(MOST_PARTS, (seen + PART_POSITIONS - 1) / PART_POSITIONS);
-    length = ((seen + most - 1) / most + TILE - 1) / TILE * TILE;
-    count = (seen + length - 1) / length;
-  }
-};
 
 // Norms and rotates a head that lies in `raw`, element by element.
 DEV float rotated(const Shared& m, const float* raw, u32 e, bool rotates) {
@@ -55,82 +15,42 @@ DEV float rotated(const Shared& m, const float* raw, u32 e, bool rotates) {
   return first ? a * angle.x - b * angle.y : fmaf(b, angle.x, a * angle.y);
 }
 
-// Brings the keys and values that this block will read into the second-level cache.
-DEV void prefetch_cache(const Params& p, const Layer& layer, u32 now) {
-  const Parts parts(now, layer.window);
-  if (block_index() >= KV_HEADS * parts.count) return;
-  const u32 kv_head = block_index() % KV_HEADS, part = block_index() / KV_HEADS;
-  const u32 from = parts.begin + part * parts.length, to = min(min(from + parts.length, parts.end), now);
-  if (from >= to) return;
-#pragma unroll 1
-  for (u64 i = 64 * thread_index(); i < u64(to - from) * HEAD; i += 64 * THREADS) {
-    const u64 at = (u64(kv_head) * p.capacity + slot_of(p, from + u32(i / HEAD))) * HEAD + i % HEAD;
-    prefetch_l2(static_cast<const u16*>(layer.keys) + at);
-    prefetch_l2(static_cast<const u16*>(layer.values) + at);
-  }
-}
-
 // Scores and sums of each warp, over the tiles that it takes of a part.
 DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   const Layer& layer = m.layer(layer_number);
   const u32 now = m.step()[0];
   constexpr u32 G = HEADS_OF_GROUP;
   constexpr float LOG2_E = 1.4426950408889634f;
-  const Parts parts(now, layer.window);
-  if (block_index() >= KV_HEADS * parts.count) return;
+  const PartOfBlock of(now, layer.window);
+  const u32 from = of.from, to = of.to, kv_head = of.kv_head;
+  if (from == to) return;
   const u32 slot = thread_index() / 32, lane = thread_index() & 31, g = lane >> 2, c = lane & 3;
-  const u32 kv_head = block_index() % KV_HEADS, part = block_index() / KV_HEADS;
-  const u32 from = parts.begin + part * parts.length, to = min(from + parts.length, parts.end);
   u16* const keys = static_cast<u16*>(layer.keys) + u64(kv_head) * p.capacity * HEAD;
   u16* const values = static_cast<u16*>(layer.values) + u64(kv_head) * p.capacity * HEAD;
 
-  float greatest[2], weight[2] = {}, sums[HALVES][4][4];
+  float greatest[2], weight[2] = {}, sums[HEAD / 16][4];
   greatest[0] = greatest[1] = __int_as_float(0xff800000);
-  // Rows of a tile behind the last position are the last one's, with a weight of zero. `lies`: from a position of the
-  // tile to its place.
-  auto load_keys = [&](Keys& k, u32 tile, u32 half, u32 lies) {
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-#pragma unroll
-      for (u32 i = 0; i < 2; i++)
-        load_row(k.w[i][r], keys + u64(min(tile + g + 8 * r, to - 1) + lies) * HEAD + 64 * half + 8 * c + 32 * i);
-  };
-  auto load_values = [&](Values& v, u32 tile, u32 half, u32 lies) {
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-      const u32 position = min(tile + 2 * c + (r & 1) + 8 * (r >> 1), to - 1);
-      load_row(v.w[r], values + u64(position + lies) * HEAD + 64 * half + 8 * g);
-    }
-  };
-  auto take_own_keys = [&](Keys& k, u32 tile, u32 half) {
-#pragma unroll
-    for (u32 i = 0; i < 2; i++)
-#pragma unroll
-      for (int r = 0; r < 2; r++)
-        if (min(tile + g + 8 * r, to - 1) == now) take_row(k.w[i][r], m.key(), 64 * half + 32 * i + 8 * c);
-  };
-  auto take_own_values = [&](Values& v, u32 tile, u32 half) {
-#pragma unroll
-    for (int r = 0; r < 4; r++)
-      if (min(tile + 2 * c + (r & 1) + 8 * (r >> 1), to - 1) == now) take_row(v.w[r], m.value(), 64 * half + 8 * g);
-  };
   u32 high[2], less[2];
   float s[4], shrink[2];
-  // Two sums side by side, since each product waits for the one before.
-  float less_s[4];
-  auto multiply_keys = [&](const Keys& k, u32 half) {
+  // Four sums side by side, since each product waits for the one before.
+  auto multiply_keys = [&](const BoxRow& row) {
+    const u32 queries = shared_address(m.queries()) + (lane & 7) * QUERY_ROW * 2 + (lane >> 3) * 16;
+    float of[4][4] = {};
 #pragma unroll
-    for (u32 i = 0; i < 2; i++)
+    for (u32 i = 0; i < HEAD / 32; i++) {
+      u32 q[2][4];
 #pragma unroll
-      for (int part_of_q = 0; part_of_q < 2; part_of_q++) {
-        u32 q[4];
-        load_shared(q, shared_address(m.queries() + (8 * part_of_q + g) * QUERY_ROW + 64 * half + 32 * i + 8 * c));
+      for (int part = 0; part < 2; part++) load_matrices(q[part], queries + part * 16 * QUERY_ROW + 64 * i);
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-          const u32 a[4] = {k.w[i][0][2 * e], k.w[i][1][2 * e], k.w[i][0][2 * e + 1], k.w[i][1][2 * e + 1]};
-          mma_sync<BF16>(part_of_q ? less_s : s, a, q[2 * e], q[2 * e + 1]);
-        }
+      for (u32 e = 0; e < 2; e++) {
+        u32 a[4];
+        load_matrices(a, row.chunk(4 * i + 2 * e + (lane >> 4)));
+#pragma unroll
+        for (int part = 0; part < 2; part++) mma_sync<BF16>(of[2 * part + e], a, q[part][2 * e], q[part][2 * e + 1]);
       }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[i] = (of[0][i] + of[1][i]) + (of[2][i] + of[3][i]);
   };
   auto weigh = [&](u32 tile) {
     if (ALIBI) {
@@ -167,22 +87,20 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
       less[r] = transpose_8x8(pair(s[2 * r] - first_of(b), s[2 * r + 1] - second_of(b)));
     }
   };
-  auto add_values = [&](const Values& v, float (&sums)[4][4]) {
+  auto add_values = [&](const BoxRow& row) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const u32 a[4] = {__byte_perm(v.w[0][j], v.w[1][j], 0x5410), __byte_perm(v.w[0][j], v.w[1][j], 0x7632),
-                        __byte_perm(v.w[2][j], v.w[3][j], 0x5410), __byte_perm(v.w[2][j], v.w[3][j], 0x7632)};
-      float (&sum)[4] = sums[j];
+    for (u32 i = 0; i < HEAD / 16; i++) {
+      u32 a[4];
+      load_transposed(a, row.chunk(2 * i + (lane >> 3 & 1)));
+      float (&sum)[4] = sums[i];
       sum[0] *= shrink[0], sum[1] *= shrink[1], sum[2] *= shrink[0], sum[3] *= shrink[1];
       mma_sync<BF16>(sum, a, high[0], high[1]);
       mma_sync<BF16>(sum, a, less[0], less[1]);
     }
   };
-  const u32 tile = from + TILE * slot;
-
   // The heads of this token: queries, then key and value where they are in this part.
 #pragma unroll 1
-  for (u32 h = slot; h < G + (to == parts.end ? 2 : 0); h += WARPS) {
+  for (u32 h = slot; h < G + (to == of.end ? 2 : 0); h += WARPS) {
     const u32 head = h < G ? kv_head * G + h : HEADS + (h - G) * KV_HEADS + kv_head;
     const float* weight = h < G ? layer.query_norm : h == G ? layer.key_norm : nullptr;
     float* raw = m.raw() + h * HEAD;
@@ -219,36 +137,27 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   sync();
 
 #pragma unroll
-  for (int i = 0; i < 16 * HALVES; i++) sums[i / 16][i / 4 % 4][i % 4] = 0;
+  for (u32 i = 0; i < HEAD / 4; i++) sums[i / 4][i % 4] = 0;
+  TileOfRing tile(m, slot);
 #pragma unroll 1
-  for (u32 now_tile = tile; now_tile < to; now_tile += TILE * SLOTS) {
-    const u32 lies = PAGED ? slot_of(p, now_tile) - now_tile : 0;
-    // All keys of a tile are asked for at once, then all values.
-    Keys k[HALVES];
-#pragma unroll
-    for (u32 half = 0; half < HALVES; half++) load_keys(k[half], now_tile, half, lies);
-    const bool own = now_tile + TILE > now;  // this token is in the tile
-#pragma unroll
-    for (int i = 0; i < 4; i++) s[i] = less_s[i] = 0;
-#pragma unroll
-    for (u32 half = 0; half < HALVES; half++) {
-      if (own) take_own_keys(k[half], now_tile, half);
-      multiply_keys(k[half], half);
-    }
-    Values v[HALVES];
-#pragma unroll
-    for (u32 half = 0; half < HALVES; half++) load_values(v[half], now_tile, half, lies);
-#pragma unroll
-    for (int i = 0; i < 4; i++) s[i] += less_s[i];
-    weigh(now_tile);
-#pragma unroll
-    for (u32 half = 0; half < HALVES; half++) {
-      if (own) take_own_values(v[half], now_tile, half);
-      add_values(v[half], sums[half]);
-    }
+  for (u32 first = from + TILE * slot; first < to; first += TILE * SLOTS) {
+    // This lane's row of the four matrices that a warp loads. Behind the last position it is the last one's, with a
+    // weight of zero; this token's are not in the cache yet.
+    auto row_of = [&](u32 row, const u32* own) {
+      const u32 position = min(first + row, to - 1);
+      return position == now ? BoxRow{shared_address(own), 128, 0} : tile.row(position - first);
+    };
+    tile.wait();
+    multiply_keys(row_of(lane & 15, m.key()));
+    tile.free();
+    weigh(first);
+    tile.wait();
+    add_values(row_of((lane & 7) + (lane >> 4) * 8, m.value()));
+    tile.free();
   }
+  tile.leave(m, slot);
   float* const of_warps = m.shifts();  // [2][8][SLOTS]: greatest scores, weights
-  float* const all = m.attended();  // [slots][G][HEAD]
+  float* const all = m.attended();  // [slots][G][SUMS_ROW]
 #pragma unroll
   for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -263,9 +172,8 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
     for (int h = 0; h < 2; h++) {
       if (2 * c + h >= G) continue;
 #pragma unroll
-      for (int i = 0; i < 4 * HALVES; i++)
-        *reinterpret_cast<float2*>(all + (slot * G + 2 * c + h) * HEAD + 64 * (i / 4) + 8 * g + 2 * (i % 4)) =
-            make_float2(sums[i / 4][i % 4][h], sums[i / 4][i % 4][2 + h]);
+      for (u32 i = 0; i < HEAD / 8; i++)
+        all[(slot * G + 2 * c + h) * SUMS_ROW + 8 * i + g] = sums[i / 2][i % 2 * 2 + h];
     }
   }
   sync();
@@ -273,12 +181,11 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
 
 // The warps' sums, each shifted to the greatest score of all; then those of parts.
 DEV void join(const Params& p, const Shared& m, u32 layer_number) {
-  const Parts parts(m.step()[0], m.layer(layer_number).window);
-  if (block_index() >= KV_HEADS * parts.count) return;
+  const PartOfBlock parts(m.step()[0], m.layer(layer_number).window);
+  if (parts.from == parts.to) return;
   constexpr u32 G = HEADS_OF_GROUP;
-  const u32 lane = thread_index() & 31, kv_head = block_index() % KV_HEADS, part = block_index() / KV_HEADS;
-  const u32 from = parts.begin + part * parts.length, to = min(from + parts.length, parts.end),
-            active = min(u32(SLOTS), (to - from + TILE - 1) / TILE);
+  const u32 lane = thread_index() & 31, kv_head = parts.kv_head, part = parts.part;
+  const u32 active = min(u32(SLOTS), (parts.to - parts.from + TILE - 1) / TILE);
   float* const of_warps = m.shifts();
   float* const all = m.attended();
   u32* const set = set_of(p, m);
@@ -303,7 +210,7 @@ DEV void join(const Params& p, const Shared& m, u32 layer_number) {
     for (u32 w = 0; w < SLOTS; w++) {
       if (w >= active) break;
       const float factor = exp2f(shift[w] - base);
-      const float2 v = *reinterpret_cast<const float2*>(all + w * G * HEAD + 2 * i);
+      const float2 v = *reinterpret_cast<const float2*>(all + (w * G + h) * SUMS_ROW + 2 * i % HEAD);
       sum.over = fmaf(of_warps[(8 + h) * SLOTS + w], factor, sum.over);
       sum.sum.x = fmaf(v.x, factor, sum.sum.x), sum.sum.y = fmaf(v.y, factor, sum.sum.y);
     }

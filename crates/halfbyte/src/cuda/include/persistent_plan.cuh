@@ -38,9 +38,23 @@ constexpr bool VALUES_APART = HB_VALUES_APART;  // rows of values may be of anot
 constexpr u32 FORMS_COUNT = FORMS ? (FORMS & 1) + (FORMS >> 1 & 1) + (FORMS >> 2 & 1) + (FORMS >> 3 & 1) : 1;
 // Bytes of codes that a row block has of 128 columns. A unit is these and their parameters (UNIT_PARAMS).
 static __device__ constexpr u32 codes_of(u32 form) { return 256 * (!FORMS ? BITS : form & 2 ? 6 : 4); }
-constexpr u32 UNIT = codes_of(FORMS >> 2 ? 2 : 0) + UNIT_PARAMS, STAGE = STEPS * UNIT;  // of the longest form
+constexpr u32 UNIT = codes_of(FORMS >> 2 ? 2 : 0) + UNIT_PARAMS;  // of the longest form
+// A stage has STEPS units of weights, or positions of a TILE that attention takes at once: boxes of 64 elements of keys
+// or values, at a multiple of 128 bytes behind where the stage begins.
+constexpr u32 TILE = 16, HALVES = HEAD / 64;
+static __device__ constexpr u32 before_boxes(u32 stage) {  // at most
+  return stage % 128 == 0 ? 0 : stage % 64 == 0 ? 64 : stage % 32 == 0 ? 96 : 112;
+}
+static __device__ constexpr bool has_room(u32 stage, u32 positions) {
+  return stage >= before_boxes(stage) + positions * HEAD * 2;
+}
+constexpr u32 OF_WEIGHTS = STEPS * UNIT,
+              STAGE = has_room(OF_WEIGHTS, TILE / 2)     ? OF_WEIGHTS
+                      : OF_WEIGHTS > TILE / 2 * HEAD * 2 ? (OF_WEIGHTS + 127) / 128 * 128
+                                                         : TILE / 2 * HEAD * 2,
+              BOX_POSITIONS = has_room(STAGE, TILE) ? TILE : TILE / 2;
 static_assert((FORMS != 0) == MULTIPLES && (FORMS || !VALUES_APART), "forms of multiples");
-constexpr u32 TILE = 16, PART_POSITIONS = 256, MOST_PARTS = BLOCKS / KV_HEADS < 32 ? BLOCKS / KV_HEADS : 32;
+constexpr u32 PART_POSITIONS = 256, MOST_PARTS = BLOCKS / KV_HEADS < 32 ? BLOCKS / KV_HEADS : 32;
 static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTENDED_LENGTH % (128 * STEPS) == 0,
               "whole stages");
 static_assert(HEAD == 64 || HEAD == 128, "heads of one or two runs of 64");
@@ -176,8 +190,8 @@ struct __align__(16) Expert {
 };
 // Experts whose logits a block has at most.
 constexpr u32 OF_BLOCK = (EXPERTS + BLOCKS - 1) / BLOCKS;
-// Queries lie in rows that begin in different banks.
-constexpr u32 QUERY_ROW = HEAD + 32;
+// Queries, and sums of attention, lie in rows that begin in different banks.
+constexpr u32 QUERY_ROW = HEAD + 8, SUMS_ROW = HEAD + 4;
 // What is known of all of a product's input: what a LAYER_NORM takes off and multiplies with; the rule of a WHOLE x.
 struct OfAll {
   float mean, factor;
@@ -188,7 +202,7 @@ struct OfAll {
 constexpr u32 X_OF_WARP = STEPS * X_UNIT,
               X_OF_ALL = WHOLE ? most(HIDDEN, most(ATTENDED_LENGTH, WIDTH)) / 128 * X_UNIT : WARPS * X_OF_WARP,
               SUMS_BYTES = MOST_BLOCKS * SUMS_OF_BLOCK * 8;
-constexpr u32 HALVES = HEAD / 64, SLOTS = WARPS, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * HEAD * 4,
+constexpr u32 SLOTS = WARPS, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * SUMS_ROW * 4,
               X_BYTES = most(X_OF_ALL + SUMS_BYTES, OF_ATTENTION + 2 * SLOTS * 32);
 constexpr u32 X = WARPS * STAGES * STAGE, REDUCE = X + X_BYTES, ANGLES = REDUCE + 272,
               QUERIES = ANGLES + most(PAIRS, 2) * 8, KEY = QUERIES + 32 * QUERY_ROW, VALUE = KEY + 2 * HEAD,
@@ -230,6 +244,8 @@ struct Shared {
   __device__ __forceinline__ float* raw() const { return at_shared<float>(RAW); }  // [HEADS_OF_GROUP + 2][HEAD]
 };
 DEV void sync() { barrier_sync(1, THREADS); }
+// Of a warp's ring: a barrier of each stage for what comes, then as many for stages that are empty again.
+DEV u32 full_barriers(u32 warp) { return shared_address(shared) + BARRIERS + warp * STAGES * 16; }
 
 // Asks for what is known of a layer, to shared memory. Threads wait for what they have asked for, then for each other.
 DEV void ask_for_layer(const Params& p, u32 i) {

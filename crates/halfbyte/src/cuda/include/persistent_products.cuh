@@ -5,6 +5,7 @@
 #include "hopper.cuh"
 #include "persistent_inputs.cuh"
 #include "persistent_multiples.cuh"
+#include "persistent_parts.cuh"
 #include "persistent_plan.cuh"
 
 // What a lane brings into the second-level cache while a token's experts are not known yet: its stages of the next
@@ -42,12 +43,13 @@ struct Ahead {
 // Where a product's weights are, and their forms: asked for a product ahead, from memory.
 struct WeightsOf {
   const u8 *w, *of_values;
-  u32 forms;
+  u32 forms, window;
   DEV WeightsOf ask(const Params& p, u32 number) {
     WeightsOf of{};
     if (number >= 4 * p.count) return of;
     const Layer& layer = p.layers[number >> 2];
     of.w = load_early(&layer.product(number & 3).w);
+    of.window = load_early(&layer.window);
     if (VALUES_APART) of.of_values = load_early(&layer.w_of_values);
     if (FORMS) of.forms = load_early(&layer.forms);
     return of;
@@ -55,12 +57,13 @@ struct WeightsOf {
 };
 
 // The warps that bring weights: a lane a ring. Lanes do not wait for each other: one whose ring is full looks again.
-DEV void bring(const Params& p, const Shared& m) {
+DEV void bring(const Params& p, const Shared& m, const Cache& cache) {
   constexpr u32 RINGS = WARPS / COPYING_WARPS;
   if ((threadIdx.x & 31) >= RINGS) return;
   const u32 warp = (threadIdx.x - THREADS) / 32 * RINGS + (threadIdx.x & 31);
-  const u32 base = shared_address(shared), own = base + warp * STAGES * STAGE,
-            full = base + BARRIERS + warp * STAGES * 16, empty = full + 8 * STAGES;
+  const u32 base = shared_address(shared), own = base + warp * STAGES * STAGE, full = full_barriers(warp),
+            empty = full + 8 * STAGES;
+  const u32 position = min(*p.position, u32(p.positions) - 1);
   const u64 policy = policy_evict_first();
   u32 stage = 0, phase = 1;
   // Of a token's experts: done with a layer's choice.
@@ -73,9 +76,11 @@ DEV void bring(const Params& p, const Shared& m) {
     u32 codes;
   } of, of_values;  // from row block `apart` on
   u32 apart = 0;
+  Tiles tiles;  // of attention, before the stages of the product behind it
   WeightsOf coming = WeightsOf::ask(p, 0);
   auto begin = [&] {
-    for (; left == 0 && next < 4 * p.count; next++) {
+    for (; left == 0 && !tiles.left() && next < 4 * p.count; next++) {
+      if ((next & 3) == 1) tiles.begin(p, next >> 2, coming.window, position, warp);
       const Plan& plan = m.plan(next & 3);
       const u32 form = form_of(coming.forms, next & 3), form_of_values = form_of(coming.forms, VALUES);
       of = {coming.w, plan.of(form), codes_of(form)}, blocks = plan.blocks;
@@ -89,8 +94,14 @@ DEV void bring(const Params& p, const Shared& m) {
   Ahead ahead;
   begin();
 #pragma unroll 1
-  while (left) {
+  while (left || tiles.left()) {
     if (!mbarrier_is(empty + 8 * stage, phase)) continue;
+    if (tiles.left()) {
+      tiles.bring(p, cache, own + stage * STAGE, full + 8 * stage);
+      if (++stage == STAGES) stage = 0, phase ^= 1;
+      begin();
+      continue;
+    }
     const u32 product = (next - 1) & 3;
     const bool of_expert = EXPERTS && product >= 2;
     if (of_expert && !mbarrier_is(routed, (next - 1) >> 2 & 1)) {
@@ -129,7 +140,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
   const Plan& plan = m.plan(product);
   const u32 warp = thread_index() / 32, lane = thread_index() & 31;
   const u32 blocks = plan.blocks, run = plan.run[warp], start = plan.start[warp];
-  const u32 base = shared_address(shared), full = base + BARRIERS + warp * STAGES * 16, empty = full + 8 * STAGES;
+  const u32 base = shared_address(shared), full = full_barriers(warp), empty = full + 8 * STAGES;
   const u32 ring = base + warp * STAGES * STAGE;
   const float factor = (lane & 1) == 0 ? 1.0f : 65536.0f;  // of this lane's two digits
   constexpr int PARTS = GROUPS ? GROUPS : 1;  // of a step, whose sums are scaled apart

@@ -4,7 +4,7 @@ use super::attention::LARGEST_HEAD;
 use super::floats::{FloatBuffer, float_type};
 use super::narrow;
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Buffer, FloatView, Stream, View};
+use crate::cuda::driver::{Buffer, FloatView, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
 use crate::error::{Error, Result};
 use crate::kernel::{Heads, KvType};
 use crate::kv_pages::PAGE_LENGTH;
@@ -162,6 +162,20 @@ impl KvCache {
             }
         }
         Ok(())
+    }
+
+    /// Keys and values of all layers as matrices of floats, a row for each position of a key head, in boxes of so many rows and 64 elements
+    /// that the copy engine takes. Error, which names `op`: codes.
+    pub(super) fn maps(&self, op: &'static str, rows: usize) -> Result<[TensorMap; 2]> {
+        let size = self.heads.head_size;
+        let shape = [self.layers * self.heads.kv_heads * self.capacity, size];
+        let tile = [narrow(op, "rows", rows)?, 64];
+        let tiles = Tiles { shape, stride: size, tile, swizzle: Swizzle::Bytes128, promotion: Promotion::default() };
+        let map = |stored: &Stored| match stored {
+            Stored::Floats(floats) => TensorMap::of_matrix(floats.view(0..shape[0] * size), &tiles),
+            Stored::Codes { .. } => Err(Error::invalid(op, "keys and values in floats", "codes")),
+        };
+        Ok([map(&self.keys)?, map(&self.values)?])
     }
 
     /// Keys and values of a layer, each `[kv_heads, capacity, head_size]`. Error, which names `op`: there is none.

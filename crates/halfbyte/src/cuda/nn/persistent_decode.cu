@@ -125,7 +125,6 @@ DEV Input input_of(const Params& p, const Shared& m, u32 number, const Layer& la
 // Brings what the layer will read besides weights into the second-level cache.
 DEV void prefetch(const Params& p, const Shared& m, u32 i) {
   const Layer& layer = m.layer(i);
-  prefetch_cache(p, layer, m.step()[0]);
   prefetch_router(layer);
   if (block_index() != BLOCKS - 1) return;
   const bool last = i + 1 == p.count;
@@ -140,7 +139,8 @@ DEV void prefetch(const Params& p, const Shared& m, u32 i) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
-    persistent_decode(const __grid_constant__ Params p) {
+    persistent_decode(const __grid_constant__ Params p, const __grid_constant__ TensorMap keys,
+                      const __grid_constant__ TensorMap values) {
   const Shared m;
   const u32 barriers = shared_address(shared) + BARRIERS;
   if (threadIdx.x < WARPS * STAGES) {
@@ -155,11 +155,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   copy_wait<0>();
   __syncthreads();
   if (threadIdx.x >= THREADS) {
-    registers_decrease<LAYER_NORM ? 32 : 56>();
-    bring(p, m);
+    registers_decrease<56>();
+    bring(p, m, {&keys, &values});
     return;
   }
-  registers_increase<LAYER_NORM ? 160 : 152>();
+  registers_increase<152>();
 
   const u32 step = p.state[0], position = min(*p.position, u32(p.positions) - 1);  // the limit guards memory
   if (threadIdx.x < WARPS) m.turns()[threadIdx.x] = 0;

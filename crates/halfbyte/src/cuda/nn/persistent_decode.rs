@@ -8,7 +8,7 @@ use super::persistent_plan::{COPYING_WARPS, MOST_RANKS, Plan, Sizes, WARPS};
 use super::rope::Rope;
 use super::{narrow, same_length};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Inbox, Launch, Stream, View};
+use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Inbox, Launch, Stream, TensorMap, View};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::Source;
 use crate::error::{Error, Result};
@@ -60,6 +60,8 @@ pub struct PersistentDecode {
     layers: Arc<PersistentLayers>,
     /// What the source is told of each layer.
     table: Buffer<u8>,
+    /// Keys and values of the cache.
+    maps: [TensorMap; 2],
     /// The sets of places, which other ranks write into too.
     words: Inbox,
     state: Buffer<u32>,
@@ -107,6 +109,7 @@ impl PersistentDecode {
         // Compiled now, not in the first step.
         gpu.function(&plan.instance())?;
         let table = layers.table(cache)?;
+        let maps = cache.maps(OP, plan.box_positions())?;
         let bytes: &[u8] = bytemuck::cast_slice(&table);
         let context = gpu.context();
         let mut buffer = context.allocate(bytes.len())?;
@@ -114,7 +117,7 @@ impl PersistentDecode {
         let words = Inbox::new(context, stream, plan.sets() * plan.words())?;
         let mut state = context.allocate(3)?;
         stream.upload(&[0, 0, 0], state.view_mut())?;
-        Ok(Self { plan, layers: layers.clone(), table: buffer, words, state, neighbours: None })
+        Ok(Self { plan, layers: layers.clone(), table: buffer, maps, words, state, neighbours: None })
     }
 
     /// What the other ranks are told of the places that they write into. Error: the system lets no other process open them.
@@ -202,7 +205,9 @@ impl PersistentDecode {
             ..Launch::linear(self.plan.blocks as u32, 32 * (WARPS + COPYING_WARPS) as u32)
         };
         let function = gpu.function(&self.plan.instance())?;
-        // SAFETY: the one parameter is the source's `Params`, whose lengths were checked; the cache is borrowed to be written.
-        unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+        let [keys, values] = &self.maps;
+        // SAFETY: the first parameter is the source's `Params`, whose lengths were checked, the others are maps of the cache, which is borrowed
+        // to be written.
+        unsafe { function.launch(stream, &form, &[Arg::new(&params), Arg::new(keys), Arg::new(values)]) }
     }
 }

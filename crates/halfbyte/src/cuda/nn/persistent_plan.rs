@@ -19,6 +19,8 @@ type Answer<T> = std::result::Result<T, Reason>;
 pub(super) const WARPS: usize = 12;
 pub(super) const COPYING_WARPS: usize = 4;
 const ROWS: usize = UNIT;
+/// As in the source: positions that attention takes at once.
+const TILE: usize = 16;
 /// Products of a layer: q, k, v; output; gate, up; down.
 pub const PRODUCTS: usize = 4;
 /// Stages of a warp's ring, at least and at most.
@@ -247,8 +249,6 @@ impl Plan {
         let Sizes { inner, heads, pairs, .. } = self.sizes;
         let (head, group, shapes) = (heads.head_size, heads.group(), self.shapes());
         let Weights { atom, forms, .. } = self.weights;
-        // Of the longest form.
-        let unit = if forms < 4 { atom } else { Atom { bits: 6, ..atom } }.unit_bytes();
         let kinds = forms.count_ones().max(1) as usize;
         let of_product = |at: usize| {
             let is_paired = at == 2 && self.steps_of_layer.gate.gated && !self.steps_of_layer.beside;
@@ -263,18 +263,31 @@ impl Plan {
         let whole = self.weights.quantized && atom.has_rows();
         let units =
             if whole { shapes.map(|[_, k]| k / STEP).into_iter().fold(0, usize::max) } else { WARPS * self.steps };
-        let x = (units * x_unit + most * sums).max(WARPS * (group * head * 4 + 64));
-        let rest = 272 + 8 * pairs.max(2) + 32 * (head + 32) + 4 * head + (group + 2) * head * 4;
+        let x = (units * x_unit + most * sums).max(WARPS * (group * (head + 4) * 4 + 64));
+        let rest = 272 + 8 * pairs.max(2) + 32 * (head + 8) + 4 * head + (group + 2) * head * 4;
         // A barrier, a token's experts, and what warps add up of a block's logits.
         let of_experts = self
             .mixture
             .map_or(0, |Mixture { experts, top_k, .. }| 16 + 32 * top_k + 4 * WARPS * experts.div_ceil(self.blocks));
-        WARPS * self.stages * (self.steps * unit + 16)
+        WARPS * self.stages * (stage_bytes(self.steps * self.unit_bytes(), head) + 16)
             + x
             + rest
             + of_experts
             + PRODUCTS * plan
             + 2 * size_of::<Layer>()
+    }
+
+    /// Positions of a box of keys or values: as many as a stage has room for, of a tile or half of one; as in the source.
+    pub(super) fn box_positions(&self) -> usize {
+        let head = self.sizes.heads.head_size;
+        let stage = stage_bytes(self.steps * self.unit_bytes(), head);
+        if stage >= before_boxes(stage) + TILE * head * 2 { TILE } else { TILE / 2 }
+    }
+
+    /// Bytes of 16 rows and 128 columns of weights, of the longest form.
+    fn unit_bytes(&self) -> usize {
+        let Weights { atom, forms, .. } = self.weights;
+        if forms < 4 { atom } else { Atom { bits: 6, ..atom } }.unit_bytes()
     }
 
     /// Outputs and reduction of each product.
@@ -382,6 +395,22 @@ impl Plan {
         let Self { blocks, stages, steps, .. } = self;
         format!("{blocks} blocks, rings of {stages} stages of {} columns", steps * STEP)
     }
+}
+
+/// Bytes that a box of keys or values begins behind a stage of so many, at most: at a multiple of 128; as in the source.
+fn before_boxes(stage: usize) -> usize {
+    match stage % 128 {
+        0 => 0,
+        64 => 64,
+        other if other % 32 == 0 => 96,
+        _ => 112,
+    }
+}
+
+/// A stage of weights of so many bytes, or longer so that it has room for boxes of half a tile; as in the source.
+fn stage_bytes(weights: usize, head: usize) -> usize {
+    let boxes = TILE / 2 * head * 2;
+    if weights >= before_boxes(weights) + boxes { weights } else { weights.max(boxes).next_multiple_of(128) }
 }
 
 /// Of a few models, for the record of what kernels take.

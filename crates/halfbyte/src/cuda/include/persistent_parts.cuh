@@ -1,0 +1,109 @@
+// Parts of the positions that a token attends to: which a block of the persistent kernel has, and how its tiles of keys
+// and values come through the rings that weights come through, before the weights of the product behind attention.
+#pragma once
+#include "hopper.cuh"
+#include "persistent_plan.cuh"
+
+// Where a position lies in the cache: in order, or in the pages of the text.
+DEV u32 slot_of(const Params& p, u32 position) {
+  if (!PAGED) return position;
+  const u32 page = __ldg(p.pages + position / PAGE_LENGTH);
+  return min(page, u32(p.capacity / PAGE_LENGTH) - 1) * PAGE_LENGTH + position % PAGE_LENGTH;
+}
+// The first position that a layer's queries see.
+DEV u32 first_seen(u32 end, u32 window) { return window && end > window ? end - window : 0; }
+// Positions that a layer's queries see, in parts of equal length; in pages from a whole tile on, so that none lies in
+// two.
+struct Parts {
+  u32 begin, end, length, count;
+  __device__ __forceinline__ Parts(u32 position, u32 window) {
+    end = position + 1;
+    begin = first_seen(end, window);
+    if (PAGED) begin = begin / TILE * TILE;
+    const u32 seen = end - begin, most = min(MOST_PARTS, (seen + PART_POSITIONS - 1) / PART_POSITIONS);
+    length = ((seen + most - 1) / most + TILE - 1) / TILE * TILE;
+    count = (seen + length - 1) / length;
+  }
+};
+// A block's kv head and part, whose tiles its warps take in turns; from == to where there are no more.
+struct PartOfBlock : Parts {
+  u32 kv_head, part, from, to;
+  __device__ __forceinline__ PartOfBlock(u32 position, u32 window) : Parts(position, window) {
+    kv_head = block_index() % KV_HEADS, part = block_index() / KV_HEADS;
+    from = min(begin + part * length, end), to = min(from + length, end);
+  }
+};
+
+// Keys and values of all layers, [layers][KV_HEADS][capacity][HEAD]: boxes of BOX_POSITIONS and 64 elements.
+struct Cache {
+  const TensorMap *keys, *values;
+};
+// Stages that keys, or values, of a tile take.
+constexpr u32 PIECES = TILE / BOX_POSITIONS, BOX = BOX_POSITIONS * 128;
+static_assert(PIECES <= STAGES, "stages for the keys of a tile");
+DEV u32 boxes_of(u32 stage_address) { return (stage_address + 127) & ~127u; }
+
+// A warp's tiles that are still to be brought.
+struct Tiles {
+  u32 tile = 0, to = 0, piece;
+  u32 head, row;  // of all rows of the cache: where the kv head begins, the tile
+  __device__ __forceinline__ bool left() const { return tile < to; }
+  __device__ __forceinline__ void begin(const Params& p, u32 layer, u32 window, u32 position, u32 warp) {
+    const PartOfBlock of(position, window);
+    tile = of.from + TILE * warp, to = of.to, head = (layer * KV_HEADS + of.kv_head) * u32(p.capacity);
+    begin_tile(p);
+  }
+  __device__ __forceinline__ void begin_tile(const Params& p) {
+    piece = 0;
+    if (left()) row = head + slot_of(p, tile);
+  }
+  // Rows behind the last position are whatever lies there, or zeros behind the cache.
+  __device__ __forceinline__ void bring(const Params& p, const Cache& cache, u32 to_stage, u32 full) {
+    mbarrier_expect(full, HALVES * BOX);
+    const TensorMap* const map = piece < PIECES ? cache.keys : cache.values;
+#pragma unroll
+    for (u32 half = 0; half < HALVES; half++)
+      copy_box(boxes_of(to_stage) + half * BOX, map, 64 * half, row + piece % PIECES * BOX_POSITIONS, full);
+    if (++piece < 2 * PIECES) return;
+    tile += TILE * SLOTS;
+    begin_tile(p);
+  }
+};
+
+// A row of a tile, as fragments are loaded from: its chunks of 16 bytes.
+struct BoxRow {
+  u32 at, half, swizzle;
+  __device__ __forceinline__ u32 chunk(u32 i) const { return at + i / 8 * half + ((i % 8 ^ swizzle) << 4); }
+};
+// A warp's stages of a tile, when keys or values have come.
+struct TileOfRing {
+  u32 ring, full, stage, phase;
+  __device__ __forceinline__ TileOfRing(const Shared& m, u32 warp) {
+    ring = shared_address(shared) + warp * STAGES * STAGE, full = full_barriers(warp);
+    stage = m.turns()[warp] >> 1, phase = m.turns()[warp] & 1;
+  }
+  __device__ __forceinline__ void wait() const {
+#pragma unroll
+    for (u32 i = 0; i < PIECES; i++) {
+      const bool over = stage + i >= STAGES;
+      mbarrier_wait(full + 8 * (stage + i - (over ? STAGES : 0)), phase ^ over);
+    }
+  }
+  __device__ __forceinline__ BoxRow row(u32 i) const {
+    const u32 of = stage + i / BOX_POSITIONS,
+              at = boxes_of(ring + (of < STAGES ? of : of - STAGES) * STAGE) + i % BOX_POSITIONS * 128;
+    return {at, BOX, at >> 7 & 7};
+  }
+  // All that was loaded of them has been multiplied.
+  __device__ __forceinline__ void free() {
+    __syncwarp();
+#pragma unroll
+    for (u32 i = 0; i < PIECES; i++) {
+      if ((thread_index() & 31) == 0) mbarrier_arrive(full + 8 * (STAGES + stage));
+      if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+  }
+  __device__ __forceinline__ void leave(const Shared& m, u32 warp) const {
+    if ((thread_index() & 31) == 0) m.turns()[warp] = stage << 1 | phase;
+  }
+};
