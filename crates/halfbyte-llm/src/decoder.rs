@@ -23,7 +23,7 @@ use std::fmt::Debug;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-pub(crate) use load::{Gates, LoadDevice, layer, projection, vocabulary};
+pub(crate) use load::{LoadDevice, MlpOf, layer, projection, vocabulary};
 pub(crate) use profile::{Clock, Describe, Product, Profiled, Sizes, Step, What};
 
 /// Where weights lie and are multiplied.

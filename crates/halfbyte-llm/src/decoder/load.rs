@@ -21,20 +21,21 @@ pub(crate) trait LoadDevice {
     /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
     fn projection(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Of<Self::Device>>;
 
-    /// Gates and what they let through as one product that leaves `f(gate) · up`, of an MLP alone or for all experts of a layer together.
-    /// None: there is no kernel for it, or a slower one, and they are packed as all others.
-    fn gated(
+    /// The first layers of an MLP as one product that leaves what the activation makes of them, `f(up)`, or `f(gate) · up` of gates and what
+    /// they let through, of an MLP alone or for all experts of a layer together. None: there is no kernel for it, or a slower one, and they
+    /// are packed as all others.
+    fn activated(
         &mut self,
-        layers: [&StoredLinear<'_>; 2],
+        layers: &[StoredLinear<'_>],
         act: Act,
         mlp: &spec::FeedForward,
-        gates: Gates,
+        of: MlpOf,
     ) -> Result<Option<Of<Self::Device>>> {
-        let _ = (layers, act, mlp, gates);
+        let _ = (layers, act, mlp, of);
         Ok(None)
     }
 
-    /// Whether experts that were loaded can compute together, where some are gated.
+    /// Whether experts that were loaded can compute together, where products of some leave what is gated.
     fn agree(&self, experts: &[FeedForward<Self::Device>]) -> bool {
         let _ = experts;
         true
@@ -185,19 +186,19 @@ pub(crate) fn projection<L: LoadDevice>(
     projection_of(layers, loader, device, None)
 }
 
-/// The product that multiplies gates with what they let through: that of an MLP, or of all experts of a layer together.
+/// Whose MLP a product is of: a layer's, or an expert's, whose product is one of all experts of a layer together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Gates {
-    Alone,
-    OfExperts,
+pub(crate) enum MlpOf {
+    Layer,
+    Experts,
 }
 
-/// The same; of the gate of an MLP and what it lets through as one product if there is a kernel for it.
+/// The same; of the first layers of an MLP as one product that activates what it leaves, if there is a kernel for it.
 fn projection_of<L: LoadDevice>(
     layers: &[(&LinearSpec, Cut)],
     loader: &mut Loader<'_>,
     device: &mut L,
-    gated: Option<(&spec::FeedForward, Gates)>,
+    of_mlp: Option<(&spec::FeedForward, MlpOf)>,
 ) -> Result<Of<L::Device>> {
     if let Some((floats, bias)) = loader.floats(layers, false) {
         return device.random(&floats, bias);
@@ -205,9 +206,9 @@ fn projection_of<L: LoadDevice>(
     let loaded = layers.iter().map(|(layer, cut)| loader.layer(&layer.name, layer.shape, cut));
     let loaded = loaded.collect::<Result<Vec<_>>>()?;
     let (act, prefix) = (loader.act(), &layers[0].0.name);
-    let together = match (&loaded[..], gated) {
-        ([gate, up], Some((mlp, gates))) => device.gated([gate, up], act, mlp, gates)?,
-        _ => None,
+    let together = match of_mlp {
+        Some((mlp, of)) => device.activated(&loaded, act, mlp, of)?,
+        None => None,
     };
     let packed = match together {
         Some(packed) => packed,
@@ -263,13 +264,13 @@ fn layer_of<L: LoadDevice>(
     let [post_norm, mlp_norm, mlp_post_norm] =
         [&attention.post_norm, &mlp.norm, &mlp.post_norm].map(|norm| optional_norm(norm, spec.hidden, loader, device));
     let mlp = match &mlp.kind {
-        MlpKind::Dense(mlp) => Mlp::Dense(feed_forward(mlp, loader, device, shard, Some(Gates::Alone))?),
+        MlpKind::Dense(mlp) => Mlp::Dense(feed_forward(mlp, loader, device, shard, Some(MlpOf::Layer))?),
         MlpKind::Experts(experts) => {
-            let load = |loader: &mut Loader<'_>, device: &mut L, gates| {
-                let of = |mlp| feed_forward(mlp, loader, device, shard, gates);
+            let load = |loader: &mut Loader<'_>, device: &mut L, of_mlp| {
+                let of = |mlp| feed_forward(mlp, loader, device, shard, of_mlp);
                 experts.experts.iter().map(of).collect::<Result<Vec<_>>>()
             };
-            let mut all = load(loader, device, Some(Gates::OfExperts))?;
+            let mut all = load(loader, device, Some(MlpOf::Experts))?;
             if !device.agree(&all) {
                 // They are stored in several forms.
                 drop(all);
@@ -308,13 +309,13 @@ fn feed_forward<L: LoadDevice>(
     loader: &mut Loader<'_>,
     device: &mut L,
     shard: Shard,
-    gates: Option<Gates>,
+    of: Option<MlpOf>,
 ) -> Result<FeedForward<L::Device>> {
     let inner = loader.features(mlp, shard)?;
     let mut layers = shard::feed_forward(mlp, &inner, shard);
     let down = layers.split_off(mlp.up.len());
     Ok(FeedForward {
-        up: projection_of(&layers, loader, device, gates.filter(|_| mlp.is_gated()).map(|gates| (mlp, gates)))?,
+        up: projection_of(&layers, loader, device, of.map(|of| (mlp, of)))?,
         down: projection(&down, loader, device)?,
         activation: mlp.activation,
         clamp: mlp.clamp,

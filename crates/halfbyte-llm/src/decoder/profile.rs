@@ -52,9 +52,9 @@ pub(crate) trait Describe<D: ModelDevice>: Steps<D> {
     /// The sizes of a projection.
     fn product(&self, of: &D::Projection) -> Product;
 
-    /// Whether a projection leaves gates times what they let through.
-    fn is_gated(&self, _: &D::Projection) -> bool {
-        false
+    /// What a projection leaves of a row, where that is what the activation of an MLP makes of outputs.
+    fn activated_outputs(&self, _: &D::Projection) -> Option<usize> {
+        None
     }
 
     /// Bytes of an element of the rows that a projection reads behind a norm or an activation; None: behind attention.
@@ -193,7 +193,10 @@ where
             _ => "down",
         };
         let of_input = self.run.input_bytes((from != Slot::Attended).then_some(by), self.rows);
-        let of_row = if self.run.is_gated(by) { n / 2 * self.run.input_bytes(None, self.rows) } else { n * F32 };
+        let of_row = match self.run.activated_outputs(by) {
+            Some(width) => width * self.run.input_bytes(None, self.rows),
+            None => n * F32,
+        };
         let cost = [bytes + self.rows * (k * of_input + of_row), 2 * self.rows * n * k];
         self.timed(name, &What::Product { by, from }, cost, |run| run.project(by, from, to))?;
         match name {
@@ -229,7 +232,7 @@ where
     }
 
     fn activate(&mut self, mlp: &FeedForward<D>) -> Result<()> {
-        if self.run.is_gated(&mlp.up) {
+        if self.run.activated_outputs(&mlp.up).is_some() {
             return self.run.activate(mlp);
         }
         let of_input = self.run.input_bytes(Some(&mlp.down), self.rows);

@@ -143,6 +143,11 @@ impl<D: Device> Linear<D> {
         self
     }
 
+    /// That function.
+    pub fn activation(&self) -> Activation {
+        self.activation
+    }
+
     /// Rows of the weight: outputs, or of a GPU's weight with a gate twice as many.
     pub fn n(&self) -> usize {
         self.layer.shape()[0]

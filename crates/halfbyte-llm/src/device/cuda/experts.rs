@@ -46,7 +46,7 @@ pub(super) fn layers(cuda: &Cuda, decoder: &Decoder<OnCuda>, x: Float) -> Result
     });
     let of = |mix: &Experts<OnCuda>| {
         let layer = layer(cuda, &mix.experts, mix.top_k, x)?;
-        if layer.is_none() && mix.experts.iter().any(|mlp| mlp.up.is_gated()) {
+        if layer.is_none() && mix.experts.iter().any(|mlp| mlp.up.activated_outputs().is_some()) {
             return Err(Error::invalid("experts", "weights that are multiplied together", "several forms"));
         }
         Ok(layer)

@@ -13,7 +13,7 @@ use super::run::function_of;
 use super::vocabulary::{Embedding as Rows, Vocabulary};
 use super::{DEQUANTIZING_TOKENS, OnCuda, experts};
 use crate::arch::spec::{self, RopeSpec, Spec};
-use crate::decoder::{FeedForward, Gates, LoadDevice};
+use crate::decoder::{FeedForward, LoadDevice, MlpOf};
 use crate::device::rope::Rope;
 use crate::error::{Error, Result};
 use crate::load::{Embedding, Loader, alike};
@@ -116,6 +116,34 @@ impl<'a> Loading<'a> {
         Ok(Linear::of_packed(self.cuda, packed))
     }
 
+    /// The first layer of an MLP without gates, if it is multiplied by a kernel that activates what it leaves.
+    fn activated_alone(
+        &mut self,
+        layer: &StoredLinear<'_>,
+        act: Act,
+        mlp: &spec::FeedForward,
+        exact: bool,
+    ) -> Result<Option<Projection>> {
+        let Some(up) = codes(layer) else { return Ok(None) };
+        let format = Format { weight: up.format(), act };
+        let caps = self.cuda.gpu().caps();
+        if exact || mlp.clamp.is_some() || makes_floats(&caps, format, self.activations, [up.n(), up.k()]) {
+            return Ok(None);
+        }
+        let Ok(mut packed) = self.packer.pack(&[up], act, self.activations) else { return Ok(None) };
+        if !act.is_quantized() && !packed.allow_rounded_weights(self.cuda.gpu(), self.packer.stream())? {
+            return Ok(None);
+        }
+        let linear = Linear::of_packed(self.cuda, packed).with_activation(mlp.activation);
+        let linear = match &layer.bias {
+            Some(bias) => linear.with_bias(bias.clone())?,
+            None => linear,
+        };
+        let projection = Projection::activated(linear, self.activations, false);
+        self.kernels.want(self.cuda, &projection, self.activations);
+        Ok(Some(projection))
+    }
+
     fn part(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Linear<Cuda>> {
         let named = |source: halfbyte::Error| Error::Weight {
             name: prefix.to_owned(),
@@ -170,13 +198,21 @@ impl LoadDevice for Loading<'_> {
         Ok(projection)
     }
 
-    fn gated(
+    fn activated(
         &mut self,
-        layers: [&StoredLinear<'_>; 2],
+        layers: &[StoredLinear<'_>],
         act: Act,
         mlp: &spec::FeedForward,
-        gates: Gates,
+        of: MlpOf,
     ) -> Result<Option<Projection>> {
+        let (alone, rounds) = (of == MlpOf::Layer, !act.is_quantized());
+        // Products that leave the type of x round weights to it, of many rows.
+        let exact = rounds && self.activations != Float::F16;
+        let layers = match layers {
+            [gate, up] if mlp.is_gated() => [gate, up],
+            [up] if !mlp.is_gated() => return self.activated_alone(up, act, mlp, exact || !alone),
+            _ => return Ok(None),
+        };
         let [Some(gate), Some(up)] = layers.map(codes) else { return Ok(None) };
         let shape = [gate.n() + up.n(), gate.k()];
         let format = Format { weight: gate.format(), act };
@@ -186,9 +222,6 @@ impl LoadDevice for Loading<'_> {
         if !alike || !in_order || Grouped::supports(&caps, format, self.activations, shape).is_err() {
             return Ok(None);
         }
-        // Products that leave the type of x round weights to it, of many rows.
-        let (alone, rounds) = (gates == Gates::Alone, !act.is_quantized());
-        let exact = rounds && self.activations != Float::F16;
         if alone && (exact || makes_floats(&caps, format, self.activations, shape)) {
             return Ok(None);
         }
@@ -207,7 +240,7 @@ impl LoadDevice for Loading<'_> {
                 linear.with_bias(gates.zip(ups).flat_map(|(gate, up)| [gate, up].concat()).collect())?
             }
         };
-        let projection = Projection::of_gates(linear, self.activations, !alone);
+        let projection = Projection::activated(linear, self.activations, !alone);
         self.kernels.want(self.cuda, &projection, self.activations);
         Ok(Some(projection))
     }

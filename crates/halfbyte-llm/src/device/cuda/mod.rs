@@ -158,21 +158,21 @@ impl CudaModel {
     }
 
     /// How m rows lie that are quantised where they are made, before a projection reads them; None where it reads floats. Attention leaves
-    /// floats, and so do products that gate what they leave, and activations where a row has one scale: one kernel for both makes all
+    /// floats, and so do products that activate what they leave, and activations where a row has one scale: one kernel for both makes all
     /// results twice.
     fn form_of_rows(&self, projection: &Projection, from: Slot, m: usize) -> Option<QuantizedForm> {
         let form = self.fused.then(|| projection.rows_form(&self.cuda, m)).flatten()?;
         match from {
             Slot::Attended => None,
-            Slot::Inner if form.is_long() || self.is_behind_gates(projection) => None,
+            Slot::Inner if form.is_long() || self.is_behind_activated(projection) => None,
             _ => Some(form),
         }
     }
 
-    /// Whether a projection reads what a product of gates leaves.
-    fn is_behind_gates(&self, projection: &Projection) -> bool {
+    /// Whether a projection reads what a product leaves that activates it.
+    fn is_behind_activated(&self, projection: &Projection) -> bool {
         let mut mlps = self.decoder.layers.iter().filter_map(dense_mlp);
-        mlps.any(|mlp| std::ptr::eq(&mlp.down, projection) && mlp.up.is_gated())
+        mlps.any(|mlp| std::ptr::eq(&mlp.down, projection) && mlp.up.activated_outputs().is_some())
     }
 
     /// Every form of rows that norms and activations leave.
@@ -217,12 +217,12 @@ impl CudaModel {
     }
 
     /// The longest vector that a product leaves for a kernel that gates or activates it.
-    fn ungated(&self) -> usize {
+    fn not_activated(&self) -> usize {
         let mlps = self.decoder.layers.iter().flat_map(|layer| match &layer.mlp {
             Mlp::Dense(mlp) => std::slice::from_ref(mlp),
             Mlp::Experts(experts) => &experts.experts,
         });
-        mlps.map(|mlp| &mlp.up).filter(|up| !up.is_gated()).map(Projection::n).max().unwrap_or(0)
+        mlps.map(|mlp| &mlp.up).filter(|up| up.activated_outputs().is_none()).map(Projection::n).max().unwrap_or(0)
     }
 
     /// Its mixtures of experts.

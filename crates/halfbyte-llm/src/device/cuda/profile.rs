@@ -78,8 +78,8 @@ impl Describe<OnCuda> for Run<'_> {
         Product { n: of.n(), k: of.k(), bytes: of.bytes() }
     }
 
-    fn is_gated(&self, of: &Projection) -> bool {
-        of.is_gated()
+    fn activated_outputs(&self, of: &Projection) -> Option<usize> {
+        of.activated_outputs()
     }
 
     fn input_bytes(&self, reader: Option<&Projection>, rows: usize) -> usize {

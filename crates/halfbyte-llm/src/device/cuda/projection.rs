@@ -5,7 +5,7 @@ use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut};
 use halfbyte::cuda::matmul::{Plans, QuantizedForm, QuantizedView};
 use halfbyte::cuda::nn::{self, Dense, StepProduct};
 use halfbyte::cuda::sources::Instance;
-use halfbyte::kernel::Problem;
+use halfbyte::kernel::{Activation, Problem};
 use halfbyte::ops::Linear;
 use halfbyte::{Cuda, Float};
 use std::collections::BTreeMap;
@@ -18,6 +18,8 @@ pub(crate) struct Projection {
     parts: Vec<Linear<Cuda>>,
     /// The type of what products leave.
     y: Float,
+    /// Whether that is what the activation of an MLP makes of outputs.
+    is_activated: bool,
     /// Whether it is only multiplied together with all experts of a layer.
     of_experts: bool,
 }
@@ -25,13 +27,13 @@ pub(crate) struct Projection {
 impl Projection {
     /// Layers whose outputs lie side by side.
     pub(crate) fn of(parts: Vec<Linear<Cuda>>) -> Self {
-        Self { parts, y: Float::F32, of_experts: false }
+        Self { parts, y: Float::F32, is_activated: false, of_experts: false }
     }
 
-    /// A layer of gates and what they let through, whose products leave one times the other in a type; of an expert only those with all of
-    /// its layer.
-    pub(crate) fn of_gates(layer: Linear<Cuda>, y: Float, of_experts: bool) -> Self {
-        Self { parts: vec![layer], y, of_experts }
+    /// The first layer of an MLP, whose products leave what the activation makes of outputs, in a type: of gates what they let through. Of an
+    /// expert only those with all of its layer.
+    pub(crate) fn activated(layer: Linear<Cuda>, y: Float, of_experts: bool) -> Self {
+        Self { parts: vec![layer], y, is_activated: true, of_experts }
     }
 
     /// Length of the reduction.
@@ -61,9 +63,15 @@ impl Projection {
         self.parts.iter().map(|part| Some((part.packed()?, part.bias()))).collect()
     }
 
-    /// Whether its products leave gates times what they let through.
-    pub(crate) fn is_gated(&self) -> bool {
-        self.single().is_some_and(|(packed, _)| packed.gate().is_some())
+    /// What its products leave of a row, where that is what the activation of an MLP makes of outputs: all, or half of them behind gates.
+    pub(crate) fn activated_outputs(&self) -> Option<usize> {
+        let (packed, _) = self.single().filter(|_| self.is_activated)?;
+        Some(if packed.gate().is_some() { self.n() / 2 } else { self.n() })
+    }
+
+    /// What its products apply to outputs; only one product does.
+    fn activation(&self) -> Activation {
+        self.parts.first().map_or(Activation::None, Linear::activation)
     }
 
     /// Whether something is added to its outputs.
@@ -149,10 +157,10 @@ impl Projection {
         Ok(())
     }
 
-    /// Multiplies, of gates and what they let through. Shapes: x `[m, k]`, y `[m, n / 2]`.
-    pub(crate) fn run_gated(&self, cuda: &Cuda, x: Input<'_>, m: usize, y: FloatViewMut<'_>) -> Result<()> {
+    /// Multiplies and activates. Shapes: x `[m, k]`, y `[m, activated_outputs]`.
+    pub(crate) fn run_activated(&self, cuda: &Cuda, x: Input<'_>, m: usize, y: FloatViewMut<'_>) -> Result<()> {
         let [part] = self.parts.as_slice() else {
-            return Err(Error::invalid("a gated MLP", "one product", self.parts.len().to_string()));
+            return Err(Error::invalid("an MLP", "one product", self.parts.len().to_string()));
         };
         match x {
             Input::Floats(x) => part.forward(cuda, x, m, y)?,
@@ -183,7 +191,7 @@ pub(crate) fn instances<'a>(
             let [fastest, _] = plans.explain();
             for plan in fastest.iter().filter(|plan| plan.rows()[0] <= most) {
                 let problem = Problem { m: plan.rows()[1].min(most), ..problem };
-                let of_plan = plan.configuration().instances(&problem);
+                let of_plan = plan.configuration().instances(&problem, projection.activation());
                 instances.extend(of_plan.into_iter().map(|instance| (instance.to_string(), instance)));
             }
         }

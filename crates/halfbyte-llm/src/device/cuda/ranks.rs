@@ -77,6 +77,11 @@ impl Ranks {
         Ok(self.collectives.all_reduce(cuda.gpu(), cuda.stream(), values)?)
     }
 
+    /// Adds the sums of the ranks' values to others; these values are undefined then.
+    pub(super) fn sum_into(&self, cuda: &Cuda, values: ViewMut<'_, f32>, into: ViewMut<'_, f32>) -> Result<()> {
+        Ok(self.collectives.all_reduce_into(cuda.gpu(), cuda.stream(), values, into)?)
+    }
+
     /// What a norm of so many rows adds up the ranks' updates by; None: in a launch before it.
     pub(super) fn in_norm(&self, m: usize, length: usize) -> Option<&Collectives> {
         Some(&self.collectives).filter(|ranks| ranks.sums_in_norm(m, length))

@@ -108,7 +108,7 @@ impl State {
             update: context.allocate(rows * hidden)?,
             qkv: context.allocate(rows * heads.row())?,
             attended: floats(heads.heads * heads.head_size)?,
-            up: context.allocate(rows * model.ungated())?,
+            up: context.allocate(rows * model.not_activated())?,
             inner: floats(inner)?,
             codes: forms.map(|form| QuantizedRows::allocate(gpu, form)).collect::<halfbyte::Result<_>>()?,
             part: context.allocate(rows * part)?,
@@ -272,6 +272,17 @@ impl<'m> Run<'m> {
         Ok(())
     }
 
+    /// Adds the update to the stream where that is summed over ranks first, both at once; whether it was.
+    fn add_sum(&mut self) -> Result<bool> {
+        let (on, hidden) = (self.on.clone(), self.model.decoder.hidden);
+        let State { ranks, update, residual, .. } = &mut *self.state;
+        let Some(ranks) = ranks.as_ref().filter(|_| !self.summed) else { return Ok(false) };
+        let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
+        ranks.sum_into(self.cuda, update.view_mut().slice(0..on.len() * hidden), residual)?;
+        self.summed = true;
+        Ok(true)
+    }
+
     /// The buffer in which rows are quantised for a projection; None where it reads floats.
     fn codes_for(&self, reader: Option<&Projection>, from: Slot) -> Option<usize> {
         let m = self.on.len();
@@ -307,9 +318,7 @@ impl Steps<OnCuda> for Run<'_> {
         let (m, hidden, as_floats) = (self.on.len(), self.model.decoder.hidden, self.codes.is_none());
         let in_norm = |ranks: &Ranks| as_floats && ranks.in_norm(m, hidden).is_some();
         let sums_itself = add && !self.summed && self.state.ranks.as_ref().is_some_and(in_norm);
-        if add && !sums_itself {
-            self.sum_update()?;
-        }
+        let add = add && (sums_itself || !self.add_sum()?);
         let (model, on) = (self.model, &self.on);
         let State { residual: stream_of_text, update, normed, codes, mixture, ranks, .. } = &mut *self.state;
         let ranks = ranks.as_ref().filter(|_| sums_itself).and_then(|ranks| ranks.in_norm(m, hidden));
@@ -360,7 +369,9 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn add(&mut self) -> Result<()> {
-        self.sum_update()?;
+        if self.add_sum()? {
+            return Ok(());
+        }
         let (on, hidden) = (&self.on, self.model.decoder.hidden);
         let State { residual, update, .. } = &mut *self.state;
         let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
@@ -371,12 +382,12 @@ impl Steps<OnCuda> for Run<'_> {
     fn project(&mut self, by: &Projection, from: Slot, to: Slot) -> Result<()> {
         let (m, codes) = (self.on.len(), self.codes.take());
         let state = &mut *self.state;
-        if by.is_gated() {
+        if let Some(width) = by.activated_outputs() {
             let x = match codes {
                 Some(at) => Input::Codes(state.codes[at].view(m)),
                 None => Input::Floats(state.normed.view(0..m * by.k())),
             };
-            return by.run_gated(self.cuda, x, m, state.inner.view_mut(0..m * by.n() / 2));
+            return by.run_activated(self.cuda, x, m, state.inner.view_mut(0..m * width));
         }
         let x = match codes {
             Some(at) => Input::Codes(state.codes[at].view(m)),
@@ -459,7 +470,7 @@ impl Steps<OnCuda> for Run<'_> {
 
     fn activate(&mut self, mlp: &FeedForward<OnCuda>) -> Result<()> {
         self.codes = self.codes_for(Some(&mlp.down), Slot::Inner);
-        if mlp.up.is_gated() {
+        if mlp.up.activated_outputs().is_some() {
             return Ok(());
         }
         let (gpu, m, width, gate) = (self.cuda.gpu(), self.on.len(), mlp.inner, gate_of(mlp));

@@ -8,7 +8,7 @@ use crate::cuda::matmul::{self, Configuration};
 use crate::cuda::sources::Instance;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
-use crate::kernel::{self, Reason};
+use crate::kernel::{self, Activation, Reason};
 use crate::layout::cuda_wna16::STRIP;
 
 const NAME: &str = "gemm_1x1";
@@ -75,7 +75,7 @@ impl Gemm {
 
     /// What it is computed by.
     pub fn instances(&self) -> Vec<Instance> {
-        self.configuration.instances(&self.problem)
+        self.configuration.instances(&self.problem, Activation::None)
     }
 
     /// Puts it into a stream.

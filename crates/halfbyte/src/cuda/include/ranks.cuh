@@ -88,6 +88,34 @@ struct Call {
     for (u32 to = 0; to < ranks.size; to++)
       if (to != ranks.rank) leave_at_peer(place(to, ranks.rank, at), v);
   }
+  // COUNT times four words that are sendable, STEP times four apart, to one; of `left` words from word `at` on.
+  template <int COUNT, int STEP>
+  __device__ __forceinline__ void send_to(u32 to, u64 at, u64 left, const float4 (&v)[COUNT]) const {
+    if (failed) return;
+    float4* const p = place(to, ranks.rank, at);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      if (u64(4 * STEP) * i < left) leave_at_peer(p + STEP * i, v[i]);
+  }
+  // As many of another rank.
+  template <int COUNT, int STEP> __device__ __forceinline__ void take(u32 from, u64 at, u64 left, float4 (&v)[COUNT]) {
+    float4* const p = place(ranks.rank, from, at);
+    auto has = [&](int i) { return u64(4 * STEP) * i < left; };
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) v[i] = has(i) ? look_at_peer(p + STEP * i) : make_float4(0.f, 0.f, 0.f, 0.f);
+    u64 begun = 0;
+    for (u32 looks = 1; !failed; looks++) {
+      bool all = true;
+#pragma unroll
+      for (int i = 0; i < COUNT; i++)
+        if (!there(v[i])) all = false, v[i] = look_at_peer(p + STEP * i);
+      if (all) break;
+      if (looks % 1024 == 0) give_up(from, begun);
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      if (has(i)) forget(p + STEP * i);
+  }
   // Four words of another rank.
   __device__ __forceinline__ float4 take(u32 from, u64 at) {
     float4* const p = place(ranks.rank, from, at);
@@ -97,8 +125,7 @@ struct Call {
       v = look_at_peer(p);
       if (looks % 1024 == 0) give_up(from, begun);
     }
-    const float none = __uint_as_float(NOT_YET);
-    leave_at_peer(p, make_float4(none, none, none, none));
+    forget(p);
     return v;
   }
   // The sum of four words over ranks, in their order; `own` are this rank's, as they were sent.
@@ -124,6 +151,10 @@ struct Call {
   }
 
  private:
+  static __device__ __forceinline__ void forget(float4* p) {
+    const float none = __uint_as_float(NOT_YET);
+    leave_at_peer(p, make_float4(none, none, none, none));
+  }
   __device__ __forceinline__ void give_up(u32 from, u64& begun) {
     u64 now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

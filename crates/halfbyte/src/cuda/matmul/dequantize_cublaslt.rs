@@ -116,7 +116,7 @@ impl Configured for Slabs {
         is_same(self, other)
     }
 
-    fn instances(&self, problem: &Problem) -> Vec<Instance> {
+    fn instances(&self, problem: &Problem, _: Activation) -> Vec<Instance> {
         problem.format.map_or_else(Vec::new, |format| every_instance(format, problem.x, self.layout))
     }
 

@@ -8,7 +8,7 @@ use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::reference::Bound;
 use crate::format::{Act, Format};
-use crate::kernel::{Problem, Reason, Row};
+use crate::kernel::{Activation, Problem, Reason, Row};
 use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
 use std::any::Any;
@@ -99,7 +99,8 @@ impl Kernel {
 
     /// What a problem that it supports is computed by, without an activation.
     pub fn instances_of(&self, caps: &Caps, problem: &Problem) -> Vec<Instance> {
-        self.choose(caps, problem, false).map_or_else(|_| Vec::new(), |chosen| chosen.instances(problem))
+        self.choose(caps, problem, false)
+            .map_or_else(|_| Vec::new(), |chosen| chosen.instances(problem, Activation::None))
     }
 
     /// Bytes of workspace that it needs for a problem that it supports, with rows that depend on each other or not.
@@ -123,8 +124,8 @@ pub(super) trait Configured: Any + Debug + Display + Send + Sync {
     /// Whether another one is the same.
     fn is(&self, other: &dyn Configured) -> bool;
 
-    /// What a problem is computed by, without an activation.
-    fn instances(&self, problem: &Problem) -> Vec<Instance>;
+    /// What a problem is computed by, with an activation.
+    fn instances(&self, problem: &Problem, activation: Activation) -> Vec<Instance>;
 
     /// Bytes of workspace for a problem.
     fn workspace_bytes(&self, caps: &Caps, problem: &Problem, batch_invariant: bool) -> usize;
@@ -153,9 +154,9 @@ impl Configuration {
         Self(Arc::new(configured))
     }
 
-    /// What a problem is computed by with it, without an activation.
-    pub fn instances(&self, problem: &Problem) -> Vec<Instance> {
-        self.0.instances(problem)
+    /// What a problem is computed by with it, and with an activation.
+    pub fn instances(&self, problem: &Problem, activation: Activation) -> Vec<Instance> {
+        self.0.instances(problem, activation)
     }
 
     /// Bytes of workspace that a problem takes with it.

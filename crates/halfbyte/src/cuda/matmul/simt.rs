@@ -12,7 +12,7 @@ use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat, Zero};
-use crate::kernel::{Problem, Reason};
+use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cpu_n16::field_bits;
 use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
@@ -68,7 +68,7 @@ impl Configured for Simt {
         is_same(self, other)
     }
 
-    fn instances(&self, problem: &Problem) -> Vec<Instance> {
+    fn instances(&self, problem: &Problem, _: Activation) -> Vec<Instance> {
         let Some(Format { weight, act }) = problem.format else { return Vec::new() };
         let before = act.is_quantized().then(|| round_activations::instance(act));
         [instance(field_bits(weight.bits), self.rows)].into_iter().chain(before).collect()

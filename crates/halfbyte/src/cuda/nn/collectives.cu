@@ -1,8 +1,10 @@
 // What ranks on several GPUs tell each other: all_reduce adds up their values, all_gather lays their parts side by
 // side.
 //
-//   a thread sends its vectors of four to all others, then takes theirs: every rank forms every sum, in the order of
-//       ranks
+//   one shot, for few values: a thread sends its vectors of four to all others, then takes theirs; every rank forms
+//       every sum
+//   two shots, for many: each rank gets its part of the values from all others, and sends them the sums of that
+//   sums are formed in the order of ranks, and have the same bits either way
 //   blocks are few: ranks may share a GPU
 #include "ampere.cuh"
 
@@ -14,10 +16,20 @@ constexpr int THREADS = 256;
 struct ReduceParams {
   Ranks ranks;
   float* values;  // [elements], this rank's, then the sums
+  float* into;  // [elements], what sums are added to, and values stay as they are; or null
   u64 elements;
-  u32 aligned;  // values begin at a multiple of 16 bytes, and are whole vectors
+  u32 aligned;  // both begin at multiples of 16 bytes, and are whole vectors
   u32 padding;
 };
+
+// Four sums, of which `left` are there.
+DEV void put_sums(const ReduceParams& p, u64 at, float4 sum, u64 left) {
+  if (!p.into) return store_four(p.values, at, sum, F32, left, p.aligned);
+  float4 v[1];
+  load_fours<1, 1>(p.into + at, left, p.aligned, v);
+  v[0] = make_float4(v[0].x + sum.x, v[0].y + sum.y, v[0].z + sum.z, v[0].w + sum.w);
+  store_four(p.into, at, v[0], F32, left, p.aligned);
+}
 
 __global__ void __launch_bounds__(THREADS) all_reduce(const __grid_constant__ ReduceParams p) {
   dependency_wait();
@@ -30,8 +42,73 @@ __global__ void __launch_bounds__(THREADS) all_reduce(const __grid_constant__ Re
     return Call::sendable(v[0]);
   };
   for (u64 at = first; at < p.elements; at += step) call.send(at, own(at));
-  for (u64 at = first; at < p.elements; at += step)
-    store_four(p.values, at, call.sum(at, own(at)), F32, p.elements - at, p.aligned);
+  for (u64 at = first; at < p.elements; at += step) put_sums(p, at, call.sum(at, own(at)), p.elements - at);
+  call.end();
+}
+
+constexpr int BATCH = 4;  // vectors of four that a thread has on their way
+// A thread's batches of `length` words: where each begins, and how many words are left from there on.
+template <class Each> DEV void batches(u64 length, Each&& each) {
+  constexpr u64 OF_BLOCK = 4 * THREADS * BATCH;
+  for (u64 at = OF_BLOCK * blockIdx.x + 4 * threadIdx.x; at < length; at += OF_BLOCK * gridDim.x) each(at, length - at);
+}
+
+__global__ void __launch_bounds__(THREADS) all_reduce_in_two_shots(const __grid_constant__ ReduceParams p) {
+  dependency_wait();
+  launch_dependents();
+  Call call(p.ranks);
+  const u32 rank = p.ranks.rank, size = p.ranks.size;
+  // Words of a rank's part; the last ones have less. Sums lie behind a part in an inbox.
+  const u64 part = (p.elements + 4 * size - 1) / (4 * size) * 4;
+  auto first = [&](u32 of) { return min(of * part, p.elements); };
+  auto length = [&](u32 of) { return min(part, p.elements - first(of)); };
+  auto load = [&](u64 at, u64 left, float4(&v)[BATCH]) {
+    load_fours<BATCH, THREADS>(p.values + at, left, p.aligned, v);
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) v[i] = Call::sendable(v[i]);
+  };
+  auto store = [&](u64 at, u64 left, const float4(&v)[BATCH]) {
+#pragma unroll
+    for (u64 i = 0; i < BATCH; i++) {
+      const u64 behind = 4 * THREADS * i;
+      if (behind < left) put_sums(p, at + behind, v[i], left - behind);
+    }
+  };
+  for (u32 i = 1; i < size; i++) {
+    const u32 to = (rank + i) % size;
+    batches(length(to), [&](u64 at, u64 left) {
+      float4 v[BATCH];
+      load(first(to) + at, left, v);
+      call.send_to<BATCH, THREADS>(to, at, left, v);
+    });
+  }
+  batches(length(rank), [&](u64 at, u64 left) {
+    float4 sum[BATCH] = {};
+#pragma unroll 1
+    for (u32 from = 0; from < size; from++) {
+      float4 v[BATCH];
+      if (from == rank)
+        load(first(rank) + at, left, v);
+      else
+        call.take<BATCH, THREADS>(from, at, left, v);
+#pragma unroll
+      for (int i = 0; i < BATCH; i++)
+        sum[i] = make_float4(sum[i].x + v[i].x, sum[i].y + v[i].y, sum[i].z + v[i].z, sum[i].w + v[i].w);
+    }
+    store(first(rank) + at, left, sum);
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) sum[i] = Call::sendable(sum[i]);
+#pragma unroll 1
+    for (u32 i = 1; i < size; i++) call.send_to<BATCH, THREADS>((rank + i) % size, part + at, left, sum);
+  });
+  for (u32 i = 1; i < size; i++) {
+    const u32 from = (rank + i) % size;
+    batches(length(from), [&](u64 at, u64 left) {
+      float4 v[BATCH];
+      call.take<BATCH, THREADS>(from, part + at, left, v);
+      store(first(from) + at, left, v);
+    });
+  }
   call.end();
 }
 

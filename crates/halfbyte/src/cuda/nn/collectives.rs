@@ -18,8 +18,9 @@ static SOURCE: Source = Source {
 const OP: &str = "ranks on GPUs";
 
 const THREADS: usize = 256;
-/// Blocks of a launch at most: ranks may share a GPU.
+/// Blocks of a launch at most, of one rank and of all together, since ranks may share a GPU; in two shots more are faster.
 const BLOCKS: usize = 64;
+const BLOCKS_OF_ALL: usize = 256;
 
 /// Ranks at most, as in `ranks.cuh`.
 const MOST_RANKS: usize = 16;
@@ -28,11 +29,19 @@ const SLOTS: usize = 2;
 /// The word of `RankState` in the source that says who was silent.
 const FAILED: u64 = 2;
 
-/// Elements of a rank that a launch takes at most (4 MiB); more go in several.
-const CAPACITY: usize = 1 << 20;
+/// Values of a norm that adds up by itself, and columns of a rank that are gathered, at most.
+const IN_NORM: usize = 1 << 20;
+/// Values that every rank sends to all others, at most: of more each rank adds up a part, in two shots.
+const ONE_SHOT: usize = 1 << 18;
 
-pub(super) fn instances() -> [Instance; 2] {
-    ["all_reduce", "all_gather"].map(|kernel| Instance::new(&SOURCE, kernel))
+/// Words of a rank that an inbox of so many ranks has room for in a slot (64 MiB of up to 8 ranks): those of a launch; more go in several.
+const fn capacity(size: usize) -> usize {
+    let even = (1 << 23) / size;
+    if even < IN_NORM { IN_NORM } else { even / 4 * 4 }
+}
+
+pub(super) fn instances() -> [Instance; 3] {
+    ["all_reduce", "all_reduce_in_two_shots", "all_gather"].map(|kernel| Instance::new(&SOURCE, kernel))
 }
 
 parameters! {
@@ -50,6 +59,7 @@ parameters! {
     struct ReduceParams {
         ranks: Ranks,
         values: u64,
+        into: u64,
         elements: u64,
         aligned: u32,
         padding: u32,
@@ -107,7 +117,7 @@ impl Mailbox {
         if !(1..=MOST_RANKS).contains(&size) {
             return Err(Error::invalid(OP, format!("1 to {MOST_RANKS} ranks"), size.to_string()));
         }
-        let inbox = Inbox::new(gpu.context(), stream, SLOTS * size * CAPACITY)?;
+        let inbox = Inbox::new(gpu.context(), stream, SLOTS * size * capacity(size))?;
         // Others write as soon as they know where.
         stream.synchronize()?;
         Ok(Self { inbox, size })
@@ -183,30 +193,63 @@ impl Collectives {
     /// Whether a norm can add up so many rows by itself: they go in one launch, from memory that ranks write into.
     pub fn sums_in_norm(&self, m: usize, length: usize) -> bool {
         let elements = length.checked_next_multiple_of(4).and_then(|row| row.checked_mul(m));
-        self.nccl().is_none() && elements.is_some_and(|elements| elements <= CAPACITY)
+        self.nccl().is_none() && elements.is_some_and(|elements| elements <= IN_NORM)
     }
 
     /// Adds up the ranks' values, element by element and in the order of ranks, so that all get the same bits. *Errors:* none but the
     /// device's; a rank that is silent for 8 s is told by [`Collectives::heard`].
     pub fn all_reduce(&self, gpu: &Gpu, stream: &Stream, values: ViewMut<'_, f32>) -> Result<()> {
-        let memory = match &self.way {
-            Way::Memory(memory) => memory,
-            Way::Nccl(nccl) => return nccl.all_reduce(stream, values),
-        };
-        let mut rest = values;
-        while !rest.is_empty() {
-            let here = rest.len().min(CAPACITY);
-            let (values, others) = rest.split_at(here);
-            let aligned = values.pointer().is_multiple_of(16) && here.is_multiple_of(4);
+        match &self.way {
+            Way::Memory(memory) => self.reduce(gpu, stream, memory, values, None),
+            Way::Nccl(nccl) => nccl.all_reduce(stream, values),
+        }
+    }
+
+    /// Adds what [`Collectives::all_reduce`] would leave to other values; this rank's are undefined then. *Errors:* other lengths.
+    pub fn all_reduce_into(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        mut values: ViewMut<'_, f32>,
+        into: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        same_length(OP, "sums", Some(into.len()), values.len())?;
+        match &self.way {
+            Way::Memory(memory) => self.reduce(gpu, stream, memory, values, Some(into)),
+            Way::Nccl(nccl) => {
+                nccl.all_reduce(stream, values.reborrow())?;
+                super::add_to(gpu, stream, into, values.view())
+            }
+        }
+    }
+
+    fn reduce(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        memory: &Memory,
+        values: ViewMut<'_, f32>,
+        into: Option<ViewMut<'_, f32>>,
+    ) -> Result<()> {
+        let two_shots = values.len() > ONE_SHOT;
+        // In two shots a word of each value's rank comes, and its sum.
+        let most = if two_shots { capacity(self.size) / 8 * 4 * self.size } else { ONE_SHOT };
+        let each = values.len().div_ceil(values.len().div_ceil(most).max(1)).next_multiple_of(4);
+        let blocks = if two_shots { BLOCKS.max(BLOCKS_OF_ALL / self.size) } else { BLOCKS };
+        for first in (0..values.len()).step_by(each) {
+            let here = (values.len() - first).min(each);
+            let at = |of: &ViewMut<'_, f32>| of.pointer() + (size_of::<f32>() * first) as u64;
+            let (values, into) = (at(&values), into.as_ref().map_or(0, at));
+            let aligned = values.is_multiple_of(16) && into.is_multiple_of(16) && here.is_multiple_of(4);
             let params = ReduceParams {
                 ranks: memory.params(self.rank),
-                values: values.pointer(),
+                values,
+                into,
                 elements: here as u64,
                 aligned: aligned.into(),
                 padding: 0,
             };
-            put(gpu, stream, 0, here, &params)?;
-            rest = others;
+            put(gpu, stream, usize::from(two_shots), [here, blocks], &params)?;
         }
         Ok(())
     }
@@ -229,8 +272,8 @@ impl Collectives {
         let m = super::rows_of(OP, all.len(), row)?;
         same_length(OP, "own", m.checked_mul(width), own.len())?;
         // Who hears nothing of a rank in a call does not know that it has ended the one before.
-        if widest > CAPACITY || widths.contains(&0) {
-            let expected = format!("1 to {CAPACITY} columns of each rank");
+        if widest > IN_NORM || widths.contains(&0) {
+            let expected = format!("1 to {IN_NORM} columns of each rank");
             return Err(Error::invalid(OP, expected, format!("{widths:?}")));
         }
         let memory = match &self.way {
@@ -241,7 +284,7 @@ impl Collectives {
         for (i, width) in widths.iter().enumerate() {
             firsts[i + 1] = narrow(OP, "columns", firsts[i] as usize + width)?;
         }
-        let at_a_time = CAPACITY / widest.max(1);
+        let at_a_time = capacity(self.size) / widest.max(1);
         let mut rest = all;
         for first in (0..m).step_by(at_a_time) {
             let rows = at_a_time.min(m - first);
@@ -254,7 +297,7 @@ impl Collectives {
                 firsts,
                 padding: 0,
             };
-            put(gpu, stream, 1, rows * widest, &params)?;
+            put(gpu, stream, 2, [rows * widest, BLOCKS], &params)?;
             rest = others;
         }
         Ok(())
@@ -348,7 +391,7 @@ impl Memory {
             inboxes,
             state: self.state.pointer(),
             silent: self.silent.pointer(),
-            capacity: CAPACITY as u64,
+            capacity: capacity(self.peers.len()) as u64,
             rank: rank as u32,
             size: self.peers.len() as u32,
         }
@@ -356,8 +399,14 @@ impl Memory {
 }
 
 /// Puts one of the kernels into a stream, with its parameters.
-fn put<P: Pod>(gpu: &Gpu, stream: &Stream, kernel: usize, elements: usize, params: &P) -> Result<()> {
-    let blocks = elements.div_ceil(4 * THREADS).clamp(1, BLOCKS);
+fn put<P: Pod>(
+    gpu: &Gpu,
+    stream: &Stream,
+    kernel: usize,
+    [elements, most_blocks]: [usize; 2],
+    params: &P,
+) -> Result<()> {
+    let blocks = elements.div_ceil(4 * THREADS).clamp(1, most_blocks);
     let form = overlapping(gpu, launch(OP, [blocks, 1, 1], THREADS as u32, 0)?);
     let function = gpu.function(&instances()[kernel])?;
     // SAFETY: the one parameter is the kernel's, whose lengths the callers have checked; peers stay open as long as `self`.

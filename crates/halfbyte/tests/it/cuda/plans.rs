@@ -7,7 +7,7 @@ use halfbyte::cuda::Caps;
 use halfbyte::cuda::matmul::wna16_sm90::config;
 use halfbyte::cuda::matmul::{self, Configuration, KERNELS, Kernel, Plans, every_instance};
 use halfbyte::format::FORMATS;
-use halfbyte::kernel::Problem;
+use halfbyte::kernel::{Activation, Problem};
 use halfbyte::layout::cuda_wna16::Atom;
 use halfbyte::{Error, Float};
 use std::collections::{BTreeMap, HashSet};
@@ -127,7 +127,9 @@ fn cubins_have_every_instance_of_every_plan() {
                 .map(|instance| instance.to_string())
                 .collect();
             for plan in plans.explain().into_iter().flatten() {
-                for instance in plan.configuration().instances(&Problem { m: plan.rows()[0], ..problem }) {
+                for instance in
+                    plan.configuration().instances(&Problem { m: plan.rows()[0], ..problem }, Activation::None)
+                {
                     assert!(compiled.contains(&instance.to_string()), "{problem}: {plan}: {instance} on {caps:?}");
                 }
             }

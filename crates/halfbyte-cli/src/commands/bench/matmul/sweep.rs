@@ -7,7 +7,7 @@ use crate::text::{Align, rate, table};
 use halfbyte::Format;
 use halfbyte::cuda::Workspace;
 use halfbyte::cuda::matmul::{self, Call, Configuration, Epilogue, Packed};
-use halfbyte::kernel::Problem;
+use halfbyte::kernel::{Activation, Problem};
 use serde::Serialize;
 
 /// Room for the sums of tiles that a configuration cuts.
@@ -77,7 +77,7 @@ impl Bench<'_> {
                 "name another with --kernel, or another format",
             ));
         }
-        let instances: Vec<_> = configs.iter().flat_map(|c| c.instances(&problem)).collect();
+        let instances: Vec<_> = configs.iter().flat_map(|c| c.instances(&problem, Activation::None)).collect();
         self.progress.step(format!("{format} m={m} n={n} k={k}: compiling {} configurations", configs.len()));
         self.gpu.prepare(&instances, |_| ())?;
         let mut workspace = Workspace::new(self.gpu, self.stream, WORKSPACE_BYTES)?;

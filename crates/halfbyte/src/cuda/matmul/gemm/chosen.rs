@@ -332,14 +332,14 @@ impl<T: Gemm> Configured for Chosen<T> {
         is_same(self, other)
     }
 
-    fn instances(&self, problem: &Problem) -> Vec<Instance> {
+    fn instances(&self, problem: &Problem, activation: Activation) -> Vec<Instance> {
         let Ok(form) = T::form(self.held, problem) else { return Vec::new() };
         let before = match T::QUANTIZES {
             true => quantize_activations::instance(wna8::x_form(problem, &form)),
             false => gather::instance(),
         };
         let sums = T::sums_of_x(&form, self.config).map(SumsOfX::instance);
-        [instance(self.config, &form, Activation::None, self.gate), before].into_iter().chain(sums).collect()
+        [instance(self.config, &form, activation, self.gate), before].into_iter().chain(sums).collect()
     }
 
     fn workspace_bytes(&self, caps: &Caps, problem: &Problem, batch_invariant: bool) -> usize {
