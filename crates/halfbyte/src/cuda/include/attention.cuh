@@ -72,14 +72,15 @@ template <bool WINDOW> DEV u64 first_seen(const Params& p, u64 end) {
   return WINDOW && end > p.window ? end - p.window : 0;
 }
 
-// A scaled score of a query and a key, in powers of two, with what the model does to it: limit * tanh(score / limit),
-// within 2^-22 of the limit, and the slope times the distance.
+// A scaled score of a query and a key, in powers of two, where the model caps it: limit * tanh(score / limit), within
+// 2^-22 of the limit.
+DEV float capped(float score, const Params& p) {
+  const float limit = p.cap * LOG2_E, e = power_of_two(score * (2 / p.cap));
+  return limit - 2 * limit / (1 + e);
+}
+// The same with all that the model does to it: capped, and with the slope times the distance.
 DEV float changed(float score, const Params& p, float slope, int distance) {
-  if (p.cap > 0) {
-    const float limit = p.cap * LOG2_E, e = power_of_two(score * (2 / p.cap));
-    score = limit - 2 * limit / (1 + e);
-  }
-  return p.slopes ? fmaf(slope, float(distance), score) : score;
+  return fmaf(slope, float(distance), p.cap > 0 ? capped(score, p) : score);
 }
 DEV float slope_of(const Params& p, u32 head) { return p.slopes ? p.slopes[head] * LOG2_E : 0; }
 // The score that stands for no value, in powers of two.

@@ -42,9 +42,11 @@ template <int HEAD, KvType KV, bool CHANGED> struct Shape {
   static constexpr u32 PART = KEYS * KvRows<HEAD, KV>::BYTES;  // keys of a stage, or values
   static constexpr u32 STAGE = 2 * PART + (KV == CODES ? 8 * KEYS : 0);  // with the scales of keys, and of values
   static constexpr u32 PITCH = HEAD + 8;  // of sums
-  // In shared memory: queries and the ring, later sums; for each query the factor of its scores and its position.
+  // In shared memory: queries and the ring, later sums; for each query the factor of its scores, its position and the
+  // slope of its head.
   static constexpr u32 RING = QUERIES * Rows<HEAD>::BYTES, RING_END = RING + 4 * STAGE, SUMS = 4 * QUERIES * PITCH,
-                       FACTORS = RING_END > SUMS ? RING_END : SUMS, POSITIONS = FACTORS + 4 * QUERIES;
+                       FACTORS = RING_END > SUMS ? RING_END : SUMS, POSITIONS = FACTORS + 4 * QUERIES,
+                       SLOPES = POSITIONS + 4 * QUERIES;
 };
 
 // Beside codes elements of queries and of sums lie so: of each 16 the even ones, then the odd ones.

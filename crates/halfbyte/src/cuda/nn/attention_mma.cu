@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
   const u32 base = shared_address(shared);
   float* const factors = reinterpret_cast<float*>(shared + S::FACTORS);
   int* const positions = reinterpret_cast<int*>(shared + S::POSITIONS);
+  float* const slopes = reinterpret_cast<float*>(shared + S::SLOPES);
 
   const u32 thread = threadIdx.x % (32 * STRIPS), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u32 half = warp / STRIPS, strip = warp % STRIPS;
@@ -115,8 +116,10 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
         store_shared(base + Row::at(row, d / 8) + 2 * (d % 8), pair<BF16>(x[c][0] * factor, x[c][1] * factor));
     }
     // Above 0, so that minus infinity stays what it is.
-    if (lane == 0)
+    if (lane == 0) {
       factors[row] = of_scores < 0x1p-126f ? 0x1p-126f : of_scores, positions[row] = position_of_query(query);
+      if (CHANGED) slopes[row] = slope_of(p, kv_head * group + query % group);
+    }
   }
   __syncthreads();
 
@@ -212,13 +215,22 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
       for (int m = 0; m < TILES; m++) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-          const int distance = begin + 2 * int(lane % 4) - positions[row_of(m, r)];
-          const float factor = factors[row_of(m, r)], slope = slope_of(p, head_of(m, r));
+          const float distance = float(begin + 2 * int(lane % 4) - positions[row_of(m, r)]);
+          float factor = factors[row_of(m, r)];
+          const float slope = slopes[row_of(m, r)];
+          if (p.cap > 0) {
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+              for (int i = 2 * r; i < 2 * r + 2; i++) scores[m][n][i] = capped(scores[m][n][i] * factor, p);
+            }
+            factor = 1;
+          }
 #pragma unroll
           for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-              scores[m][n][2 * r + i] = changed(scores[m][n][2 * r + i] * factor, p, slope, distance + 8 * n + i);
+            for (int i = 2 * r; i < 2 * r + 2; i++)
+              scores[m][n][i] = fmaf(slope, distance + float(8 * n + i % 2), scores[m][n][i] * factor);
           }
         }
       }

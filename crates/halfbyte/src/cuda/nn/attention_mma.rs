@@ -83,9 +83,9 @@ impl Shape {
         let row = row_bytes(2 * head);
         // Keys and values, and the scales of codes.
         let stage = if kv == KvType::Int8 { 2 * keys * (row_bytes(head) + size_of::<f32>()) } else { 2 * keys * row };
-        // Queries and two stages for each half of the warps, or all sums; a factor and a position for each query.
+        // Queries and two stages for each half of the warps, or all sums; a factor, a position and a slope for each query.
         let sums = queries * (head + 8) * size_of::<f32>();
-        Self { queries, shared_bytes: (queries * row + 4 * stage).max(sums) + 8 * queries }
+        Self { queries, shared_bytes: (queries * row + 4 * stage).max(sums) + 12 * queries }
     }
 }
 
