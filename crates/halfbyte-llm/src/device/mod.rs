@@ -18,9 +18,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Tokens of one text that go through the layers together on most devices.
-pub(crate) const PREFILL_TOKENS: usize = 512;
-
 /// Where a model lies and computes.
 #[derive(Clone, Debug, Default)]
 pub enum Device {
@@ -91,7 +88,7 @@ pub(crate) trait Resident: std::fmt::Debug + Send + Sync {
 
     /// Tokens of one text that go through the layers together: enough for the products to run at full speed.
     fn prefill_tokens(&self) -> usize {
-        PREFILL_TOKENS
+        512
     }
 
     /// Makes room for texts that go through the layers together; `cpu` computes if the weights lie there.

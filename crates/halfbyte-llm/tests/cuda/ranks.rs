@@ -32,42 +32,54 @@ const FOLDER: &str = "HALFBYTE_TEST_RANKS";
 /// Models whose steps of one token are one kernel, on each rank too.
 const ONE_KERNEL: [&str; 3] = ["one kernel", "one kernel with experts", "one kernel with LayerNorms"];
 
-/// Of random weights.
-fn one_kernel(name: &str) -> Config {
+/// Models of prompts whose rows ranks divide, one of them with an MLP beside attention.
+const LONG: [&str; 3] = ["long prompt", "long prompt with LayerNorms", "long prompt, MLP beside attention"];
+
+/// Of random weights; None: of a file.
+fn random(name: &str) -> Option<Config> {
+    let at = ONE_KERNEL.iter().chain(&LONG).position(|&known| known == name)?;
+    let hidden = [512, 512, 768, 2304, 2304, 2304][at];
     let llama = |kind: &str| {
         format!(
-            r#"{{{kind}, "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 12, "num_key_value_heads": 6,
-                "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 512, "vocab_size": 320,
+            r#"{{{kind}, "hidden_size": {hidden}, "num_hidden_layers": 3, "num_attention_heads": 12, "num_key_value_heads": 6,
+                "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 1024, "vocab_size": 320,
                 "hidden_act": "silu", "tie_word_embeddings": false}}"#
         )
     };
-    let config = match ONE_KERNEL.iter().position(|&known| known == name) {
-        Some(0) => llama(r#""model_type": "llama", "intermediate_size": 1536"#),
-        Some(1) => llama(
+    let config = match at {
+        0 | 3 => llama(r#""model_type": "llama", "intermediate_size": 1536"#),
+        1 => llama(
             r#""model_type": "qwen3_moe", "intermediate_size": 1024, "moe_intermediate_size": 768, "num_experts": 8,
                 "num_experts_per_tok": 2, "norm_topk_prob": true"#,
         ),
-        _ => r#"{"model_type": "bloom", "hidden_size": 768, "n_layer": 3, "n_head": 12, "vocab_size": 320, "layer_norm_epsilon": 1e-5,
-                "apply_residual_connection_post_layernorm": false}"#
-            .to_owned(),
+        5 => format!(
+            r#"{{"model_type": "gpt_neox", "hidden_size": {hidden}, "num_hidden_layers": 3, "num_attention_heads": 12, "vocab_size": 320,
+                "intermediate_size": 1536, "layer_norm_eps": 1e-5, "rotary_pct": 0.25, "use_parallel_residual": true,
+                "hidden_act": "gelu", "max_position_embeddings": 1024, "tie_word_embeddings": false}}"#
+        ),
+        _ => format!(
+            r#"{{"model_type": "bloom", "hidden_size": {hidden}, "n_layer": 3, "n_head": 12, "vocab_size": 320,
+                "layer_norm_epsilon": 1e-5, "apply_residual_connection_post_layernorm": false}}"#
+        ),
     };
-    Config::parse(&config, Path::new("config.json")).unwrap()
+    Some(Config::parse(&config, Path::new("config.json")).unwrap())
 }
 
 /// Logits of all rows of a prompt, then of a continuation, token by token (recorded from the second on).
 fn logits(gpu: &Gpu, comm: Arc<dyn Comm>, name: &str, (format, activations): (Option<&str>, Float)) -> Vec<f32> {
     let gpu = Gpu { activations, persistent: ONE_KERNEL.contains(&name), ..gpu.clone() };
     let (device, cpu) = (Device::Cuda(gpu), Cpu::new(1).unwrap());
-    let model = if ONE_KERNEL.contains(&name) {
+    let model = if let Some(config) = random(name) {
         let format = format.map(|format| format.parse::<Format>().unwrap().weight);
         let options = LoadOptions { comm, ..options(device, None) };
-        Model::random(one_kernel(name), RandomWeights { format, head: None }, &options).unwrap()
+        Model::random(config, RandomWeights { format, head: None }, &options).unwrap()
     } else {
         Model::load(&architecture(name), &LoadOptions { comm, ..options(device, format) }).unwrap()
     };
-    let tokens: Vec<u32> = (0..24).map(|i| (i * 37 + 5) % 320).collect();
+    let prompt = if LONG.contains(&name) { 530 } else { 12 };
+    let tokens: Vec<u32> = (0..prompt + 12).map(|i| (i * 37 + 5) % 320).collect();
     let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
-    let (prompt, rest) = tokens.split_at(tokens.len() / 2);
+    let (prompt, rest) = tokens.split_at(prompt as usize);
     let mut all = Vec::new();
     let mut take = |logits: &[f32]| {
         all.extend_from_slice(logits);
@@ -83,7 +95,7 @@ fn logits(gpu: &Gpu, comm: Arc<dyn Comm>, name: &str, (format, activations): (Op
 /// What is computed with each number of ranks: models, formats.
 fn cases() -> impl Iterator<Item = (&'static str, usize)> {
     let of_all = ARCHITECTURES.into_iter().flat_map(|name| (0..FORMATS.len()).map(move |format| (name, format)));
-    of_all.chain(ONE_KERNEL.map(|name| (name, ASYMMETRIC)))
+    of_all.chain(ONE_KERNEL.into_iter().chain(LONG).map(|name| (name, ASYMMETRIC)))
 }
 
 fn file(folder: &Path, rank: usize, name: &str, format: usize) -> std::path::PathBuf {

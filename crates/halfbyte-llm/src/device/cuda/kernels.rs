@@ -1,7 +1,7 @@
 //! Kernels that are loaded while weights are.
 
+use super::PREFILL_TOKENS;
 use super::projection::{self, Projection};
-use crate::device::PREFILL_TOKENS;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::sources::Instance;
 use halfbyte::{Cuda, Float};

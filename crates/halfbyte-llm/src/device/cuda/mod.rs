@@ -14,7 +14,7 @@ mod text;
 mod texts;
 mod vocabulary;
 
-use super::{Gpu as Device, LoadTimes, PREFILL_TOKENS, Resident, Room, Text, Texts};
+use super::{Gpu as Device, LoadTimes, Resident, Room, Text, Texts};
 use crate::arch::Spec;
 use crate::arch::spec::{MlpKind, NormKind};
 use crate::comm::Comm;
@@ -42,7 +42,9 @@ use vocabulary::Vocabulary;
 
 const OP: &str = "load a model onto a GPU";
 
-/// Tokens of one text that go through the layers together where weights become floats for each product, which costs the same for few.
+/// Tokens of one text that go through the layers together.
+const PREFILL_TOKENS: usize = 1024;
+/// The same where weights become floats for each product, which costs the same for few.
 const DEQUANTIZING_TOKENS: usize = 2048;
 
 /// A GPU, as the decoder knows it.

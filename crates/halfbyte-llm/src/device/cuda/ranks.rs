@@ -9,9 +9,10 @@ use crate::comm::Comm;
 use crate::error::{Error, Result};
 use crate::shard::part;
 use halfbyte::Cuda;
-use halfbyte::cuda::driver::{Buffer, View, ViewMut};
+use halfbyte::cuda::driver::{Buffer, FloatViewMut, View, ViewMut};
 use halfbyte::cuda::nccl::{Nccl, NcclId, NcclLibrary};
 use halfbyte::cuda::nn::{Collectives, Mailbox, PersistentDecode};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -80,6 +81,27 @@ impl Ranks {
     /// Adds the sums of the ranks' values to others; these values are undefined then.
     pub(super) fn sum_into(&self, cuda: &Cuda, values: ViewMut<'_, f32>, into: ViewMut<'_, f32>) -> Result<()> {
         Ok(self.collectives.all_reduce_into(cuda.gpu(), cuda.stream(), values, into)?)
+    }
+
+    /// The rows of m whose sums and norms are this rank's; None: every rank has all.
+    pub(super) fn own_rows(&self, m: usize, length: usize) -> Option<Range<usize>> {
+        self.collectives.own_rows(m, length)
+    }
+
+    /// Adds the sums of the ranks' values to this rank's rows.
+    pub(super) fn sum_own_rows(
+        &self,
+        cuda: &Cuda,
+        values: View<'_, f32>,
+        into: ViewMut<'_, f32>,
+        shape: [usize; 2],
+    ) -> Result<()> {
+        Ok(self.collectives.reduce_scatter_into(cuda.gpu(), cuda.stream(), values, into, shape)?)
+    }
+
+    /// Brings the rows that are other ranks'.
+    pub(super) fn gather_rows(&self, cuda: &Cuda, rows: FloatViewMut<'_>, shape: [usize; 2]) -> Result<()> {
+        Ok(self.collectives.all_gather_rows(cuda.gpu(), cuda.stream(), rows, shape)?)
     }
 
     /// What a norm of so many rows adds up the ranks' updates by; None: in a launch before it.

@@ -18,8 +18,10 @@ struct ReduceParams {
   float* values;  // [elements], this rank's, then the sums
   float* into;  // [elements], what sums are added to, and values stay as they are; or null
   u64 elements;
+  u64 part;  // of shots: elements of a rank's part, a multiple of 4; the last ones have less
+  u64 begin, most;  // of each part the elements from here on, so many
+  u32 shots;  // a bit for each
   u32 aligned;  // both begin at multiples of 16 bytes, and are whole vectors
-  u32 padding;
 };
 
 // Four sums, of which `left` are there.
@@ -53,15 +55,20 @@ template <class Each> DEV void batches(u64 length, Each&& each) {
   for (u64 at = OF_BLOCK * blockIdx.x + 4 * threadIdx.x; at < length; at += OF_BLOCK * gridDim.x) each(at, length - at);
 }
 
-__global__ void __launch_bounds__(THREADS) all_reduce_in_two_shots(const __grid_constant__ ReduceParams p) {
+// The first shot: to each rank its part of the values, where it is added up. The second: a rank's part, or its sums, to
+// all others.
+__global__ void __launch_bounds__(THREADS) in_shots(const __grid_constant__ ReduceParams p) {
+  constexpr u32 FIRST = 1, SECOND = 2;
   dependency_wait();
   launch_dependents();
   Call call(p.ranks);
   const u32 rank = p.ranks.rank, size = p.ranks.size;
-  // Words of a rank's part; the last ones have less. Sums lie behind a part in an inbox.
-  const u64 part = (p.elements + 4 * size - 1) / (4 * size) * 4;
-  auto first = [&](u32 of) { return min(of * part, p.elements); };
-  auto length = [&](u32 of) { return min(part, p.elements - first(of)); };
+  auto first = [&](u32 of) { return min(of * p.part, p.elements) + p.begin; };
+  auto length = [&](u32 of) {
+    const u64 end = min((of + 1) * p.part, p.elements);
+    return first(of) < end ? min(p.most, end - first(of)) : 0;
+  };
+  const u64 behind = p.shots & FIRST ? p.most : 0;  // where the second shot lies in an inbox
   auto load = [&](u64 at, u64 left, float4(&v)[BATCH]) {
     load_fours<BATCH, THREADS>(p.values + at, left, p.aligned, v);
 #pragma unroll
@@ -70,11 +77,11 @@ __global__ void __launch_bounds__(THREADS) all_reduce_in_two_shots(const __grid_
   auto store = [&](u64 at, u64 left, const float4(&v)[BATCH]) {
 #pragma unroll
     for (u64 i = 0; i < BATCH; i++) {
-      const u64 behind = 4 * THREADS * i;
-      if (behind < left) put_sums(p, at + behind, v[i], left - behind);
+      const u64 further = 4 * THREADS * i;
+      if (further < left) put_sums(p, at + further, v[i], left - further);
     }
   };
-  for (u32 i = 1; i < size; i++) {
+  for (u32 i = 1; i < size && p.shots & FIRST; i++) {
     const u32 to = (rank + i) % size;
     batches(length(to), [&](u64 at, u64 left) {
       float4 v[BATCH];
@@ -84,28 +91,33 @@ __global__ void __launch_bounds__(THREADS) all_reduce_in_two_shots(const __grid_
   }
   batches(length(rank), [&](u64 at, u64 left) {
     float4 sum[BATCH] = {};
+    if (p.shots & FIRST) {
 #pragma unroll 1
-    for (u32 from = 0; from < size; from++) {
-      float4 v[BATCH];
-      if (from == rank)
-        load(first(rank) + at, left, v);
-      else
-        call.take<BATCH, THREADS>(from, at, left, v);
+      for (u32 from = 0; from < size; from++) {
+        float4 v[BATCH];
+        if (from == rank)
+          load(first(rank) + at, left, v);
+        else
+          call.take<BATCH, THREADS>(from, at, left, v);
 #pragma unroll
-      for (int i = 0; i < BATCH; i++)
-        sum[i] = make_float4(sum[i].x + v[i].x, sum[i].y + v[i].y, sum[i].z + v[i].z, sum[i].w + v[i].w);
+        for (int i = 0; i < BATCH; i++)
+          sum[i] = make_float4(sum[i].x + v[i].x, sum[i].y + v[i].y, sum[i].z + v[i].z, sum[i].w + v[i].w);
+      }
+      store(first(rank) + at, left, sum);
+    } else {
+      load(first(rank) + at, left, sum);
     }
-    store(first(rank) + at, left, sum);
+    if (!(p.shots & SECOND)) return;
 #pragma unroll
     for (int i = 0; i < BATCH; i++) sum[i] = Call::sendable(sum[i]);
 #pragma unroll 1
-    for (u32 i = 1; i < size; i++) call.send_to<BATCH, THREADS>((rank + i) % size, part + at, left, sum);
+    for (u32 i = 1; i < size; i++) call.send_to<BATCH, THREADS>((rank + i) % size, behind + at, left, sum);
   });
-  for (u32 i = 1; i < size; i++) {
+  for (u32 i = 1; i < size && p.shots & SECOND; i++) {
     const u32 from = (rank + i) % size;
     batches(length(from), [&](u64 at, u64 left) {
       float4 v[BATCH];
-      call.take<BATCH, THREADS>(from, part + at, left, v);
+      call.take<BATCH, THREADS>(from, behind + at, left, v);
       store(first(from) + at, left, v);
     });
   }

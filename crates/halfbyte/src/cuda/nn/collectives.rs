@@ -2,12 +2,13 @@
 
 use super::{launch, narrow, overlapping, same_length};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Buffer, HostWord, Inbox, Peer, Stream, View, ViewMut};
+use crate::cuda::driver::{Arg, Buffer, FloatViewMut, HostWord, Inbox, Peer, Stream, View, ViewMut};
 use crate::cuda::nccl::Nccl;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
+use std::ops::Range;
 
 static SOURCE: Source = Source {
     path: "nn/collectives.cu",
@@ -34,6 +35,10 @@ const IN_NORM: usize = 1 << 20;
 /// Values that every rank sends to all others, at most: of more each rank adds up a part, in two shots.
 const ONE_SHOT: usize = 1 << 18;
 
+/// Bits of shots, as in the source.
+const FIRST: u32 = 1;
+const SECOND: u32 = 2;
+
 /// Words of a rank that an inbox of so many ranks has room for in a slot (64 MiB of up to 8 ranks): those of a launch; more go in several.
 const fn capacity(size: usize) -> usize {
     let even = (1 << 23) / size;
@@ -41,7 +46,7 @@ const fn capacity(size: usize) -> usize {
 }
 
 pub(super) fn instances() -> [Instance; 3] {
-    ["all_reduce", "all_reduce_in_two_shots", "all_gather"].map(|kernel| Instance::new(&SOURCE, kernel))
+    ["all_reduce", "in_shots", "all_gather"].map(|kernel| Instance::new(&SOURCE, kernel))
 }
 
 parameters! {
@@ -61,8 +66,11 @@ parameters! {
         values: u64,
         into: u64,
         elements: u64,
+        part: u64,
+        begin: u64,
+        most: u64,
+        shots: u32,
         aligned: u32,
-        padding: u32,
     }
 
     /// As in the source.
@@ -231,27 +239,101 @@ impl Collectives {
         values: ViewMut<'_, f32>,
         into: Option<ViewMut<'_, f32>>,
     ) -> Result<()> {
-        let two_shots = values.len() > ONE_SHOT;
-        // In two shots a word of each value's rank comes, and its sum.
-        let most = if two_shots { capacity(self.size) / 8 * 4 * self.size } else { ONE_SHOT };
-        let each = values.len().div_ceil(values.len().div_ceil(most).max(1)).next_multiple_of(4);
-        let blocks = if two_shots { BLOCKS.max(BLOCKS_OF_ALL / self.size) } else { BLOCKS };
-        for first in (0..values.len()).step_by(each) {
-            let here = (values.len() - first).min(each);
-            let at = |of: &ViewMut<'_, f32>| of.pointer() + (size_of::<f32>() * first) as u64;
-            let (values, into) = (at(&values), into.as_ref().map_or(0, at));
-            let aligned = values.is_multiple_of(16) && into.is_multiple_of(16) && here.is_multiple_of(4);
+        let elements = values.len();
+        let into = into.map_or(0, |into| into.pointer());
+        if elements > ONE_SHOT {
+            let part = elements.div_ceil(4 * self.size) * 4;
+            return self.in_shots(gpu, stream, memory, [values.pointer(), into], [elements, part], FIRST | SECOND);
+        }
+        let values = values.pointer();
+        let params = ReduceParams {
+            values,
+            into,
+            elements: elements as u64,
+            aligned: are_aligned([values, into], elements).into(),
+            ranks: memory.params(self.rank),
+            ..Zeroable::zeroed()
+        };
+        if elements == 0 { Ok(()) } else { put(gpu, stream, 0, [elements, BLOCKS], &params) }
+    }
+
+    /// In as many launches as an inbox needs. Each rank has a part of the elements, and hears of every other in each launch: the last one's
+    /// part, which may be shorter, must not end before the last launch.
+    fn in_shots(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        memory: &Memory,
+        [values, into]: [u64; 2],
+        [elements, part]: [usize; 2],
+        shots: u32,
+    ) -> Result<()> {
+        let (_, most) = launches(part, self.size, shots);
+        let blocks = BLOCKS.max(BLOCKS_OF_ALL / self.size);
+        for begin in (0..part).step_by(most) {
             let params = ReduceParams {
                 ranks: memory.params(self.rank),
                 values,
                 into,
-                elements: here as u64,
-                aligned: aligned.into(),
-                padding: 0,
+                elements: elements as u64,
+                part: part as u64,
+                begin: begin as u64,
+                most: most as u64,
+                shots,
+                aligned: are_aligned([values, into], elements).into(),
             };
-            put(gpu, stream, usize::from(two_shots), [here, blocks], &params)?;
+            put(gpu, stream, 1, [most, blocks], &params)?;
         }
         Ok(())
+    }
+
+    /// The rows of m whose sums this rank forms, and norms for all, where that takes less than sums of all rows on every rank. None: few
+    /// rows, rows of other than a multiple of 8 elements, NCCL.
+    pub fn own_rows(&self, m: usize, length: usize) -> Option<Range<usize>> {
+        let each = m.div_ceil(self.size);
+        let elements = m.checked_mul(length)?;
+        let splits = self.size > 1 && self.nccl().is_none() && length.is_multiple_of(8);
+        let first = self.rank * each;
+        let (count, most) = launches(each.checked_mul(length)?, self.size, FIRST);
+        let last = m.checked_sub((self.size - 1) * each)?;
+        let all_have = last * length > (count - 1) * most;
+        (splits && elements > IN_NORM && all_have).then(|| first..(first + each).min(m))
+    }
+
+    /// Adds up the ranks' values of this rank's rows ([`Collectives::own_rows`]), and adds that to these rows. *Shapes:* both `[m, length]`.
+    /// *Errors:* other lengths, rows that are not divided.
+    pub fn reduce_scatter_into(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        values: View<'_, f32>,
+        into: ViewMut<'_, f32>,
+        shape: [usize; 2],
+    ) -> Result<()> {
+        let (memory, part) = self.divided(shape)?;
+        let elements = shape[0] * shape[1];
+        same_length(OP, "values", Some(elements), values.len())?;
+        same_length(OP, "sums", Some(elements), into.len())?;
+        self.in_shots(gpu, stream, memory, [values.pointer(), into.pointer()], [elements, part], FIRST)
+    }
+
+    /// Gives every rank the rows of all others ([`Collectives::own_rows`]). *Shape:* `[m, length]`. *Errors:* another length, rows that are
+    /// not divided.
+    pub fn all_gather_rows(&self, gpu: &Gpu, stream: &Stream, rows: FloatViewMut<'_>, shape: [usize; 2]) -> Result<()> {
+        let (memory, part) = self.divided(shape)?;
+        same_length(OP, "rows", Some(shape[0] * shape[1]), rows.len())?;
+        // Words of four bytes, whatever they are.
+        let words = |elements: usize| elements * rows.dtype().size_bytes() / size_of::<f32>();
+        let sizes = [words(shape[0] * shape[1]), words(part)];
+        self.in_shots(gpu, stream, memory, [rows.pointer(), 0], sizes, SECOND)
+    }
+
+    /// Elements of a rank's rows.
+    fn divided(&self, [m, length]: [usize; 2]) -> Result<(&Memory, usize)> {
+        match &self.way {
+            Way::Memory(memory) if self.own_rows(m, length).is_some() => Ok((memory, m.div_ceil(self.size) * length)),
+            _ => Err(Error::invalid(OP, "rows that ranks divide", format!("{m} of {length} elements"))),
+        }
     }
 
     /// Lays the ranks' columns side by side. *Shapes:* own `[m, widths[rank]]`, all `[m, sum of widths]`. *Errors:* lengths that do not
@@ -396,6 +478,17 @@ impl Memory {
             size: self.peers.len() as u32,
         }
     }
+}
+
+/// How many launches a part of so many elements takes in shots, and elements of each.
+fn launches(part: usize, size: usize, shots: u32) -> (usize, usize) {
+    let count = part.div_ceil(capacity(size) / shots.count_ones() as usize).max(1);
+    (count, part.div_ceil(count).next_multiple_of(4))
+}
+
+/// Whether kernels take four values at once: addresses and a number of them.
+fn are_aligned(addresses: [u64; 2], elements: usize) -> bool {
+    addresses.iter().all(|address| address.is_multiple_of(16)) && elements.is_multiple_of(4)
 }
 
 /// Puts one of the kernels into a stream, with its parameters.

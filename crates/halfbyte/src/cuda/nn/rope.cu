@@ -116,7 +116,8 @@ template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS, BLOCKS) rope
     dependency_wait();
   const u64 position = p.positions[row], slot = p.slots[row];
   // The host knows how long texts are; the limit guards memory.
-  const bool there = head < rotated + p.kv_heads && slot < p.capacity;
+  const bool stays = !NORMS && is_query && p.pairs == 0;
+  const bool there = head < rotated + p.kv_heads && slot < p.capacity && !stays;
   float* from = p.qkv + (u64(row) * (rotated + p.kv_heads) + head) * p.head_size;
   Head own, weight;
   if (there) own.load(from, pairs, p.head_size);

@@ -82,6 +82,7 @@ fn sums_over_ranks_are_those_in_their_order() {
                         }
                     }
                 }
+                all.wait();
                 let sums = downloaded(bench, &own);
                 end.heard().unwrap();
                 all.wait();
@@ -151,6 +152,52 @@ fn norms_of_sums_over_ranks_are_those_of_their_sums() {
                     assert!(of[0] == of[1] && of[2] == of[3], "{m} × {d}");
                 }
                 assert_eq!([left, streams], [&all[0][0], &all[0][1]], "{m} × {d}: ranks differ");
+            }
+        }
+    }
+}
+
+/// A rank forms the sums of its own rows, and every rank gets those of the others.
+#[test]
+fn rows_that_ranks_divide_come_together() {
+    for gpu in gpus() {
+        for (size, [m, d]) in [(2, [513, 2048]), (3, [100, 14_336]), (5, [601, 2008])] {
+            let values = |rank: usize| Random(7 + rank as u64).normals(m * d);
+            let before = Random(1).normals(m * d);
+            let all = ranks(&Bench::new(&gpu), size, |rank, bench, end, all| {
+                let [own, mut into, mut whole] = [&values(rank), &before, &before].map(|values| bench.upload(values));
+                let mut half = bench.floats(&values(rank), Float::F16);
+                let rows = end.own_rows(m, d).unwrap();
+                assert!(end.own_rows(8, d).is_none() && end.own_rows(m, d + 1).is_none());
+                all.wait();
+                let (gpu, stream) = (&gpu, &bench.stream);
+                for into in [&mut into, &mut whole] {
+                    end.reduce_scatter_into(gpu, stream, own.view(), into.view_mut(), [m, d]).unwrap();
+                }
+                end.all_gather_rows(gpu, stream, whole.view_mut().into(), [m, d]).unwrap();
+                end.all_gather_rows(gpu, stream, half.view_mut(0..m * d), [m, d]).unwrap();
+                // A download may keep the others from the driver while it waits for them.
+                all.wait();
+                let [scattered, sums] = [&into, &whole].map(|values| bench.read(values.view()));
+                let halves = bench.widened(half.view(0..m * d));
+                end.heard().unwrap();
+                all.wait();
+                (rows, scattered, sums, halves)
+            });
+            let of_ranks: Vec<Vec<f32>> = (0..size).map(values).collect();
+            let sum = |i: usize| before[i] + of_ranks.iter().fold(0.0f32, |sum, values| sum + values[i]);
+            let want: Vec<f32> = (0..m * d).map(sum).collect();
+            let rows: Vec<_> = all.iter().flat_map(|(rows, ..)| rows.clone()).collect();
+            assert!(rows == (0..m).collect::<Vec<_>>(), "{size} ranks, {m} rows");
+            for (rank, (rows, scattered, sums, halves)) in all.iter().enumerate() {
+                assert!(bits(sums) == bits(&want), "{size} ranks, rank {rank}: sums");
+                for i in 0..m * d {
+                    let own = rows.contains(&(i / d));
+                    assert_eq!(scattered[i], if own { want[i] } else { before[i] }, "{size} ranks, rank {rank}, {i}");
+                    let of = all.iter().position(|(rows, ..)| rows.contains(&(i / d))).unwrap();
+                    let want = half::f16::from_f32(of_ranks[of][i]).to_f32();
+                    assert_eq!(halves[i], want, "{size} ranks, rank {rank}: halves, {i}");
+                }
             }
         }
     }
