@@ -11,7 +11,7 @@ use super::kernels::Kernels;
 use super::projection::Projection;
 use super::run::function_of;
 use super::vocabulary::{Embedding as Rows, Vocabulary};
-use super::{DEQUANTIZING_TOKENS, OnCuda, experts};
+use super::{OnCuda, PREFILL_TOKENS, experts};
 use crate::arch::spec::{self, RopeSpec, Spec};
 use crate::decoder::{FeedForward, LoadDevice, MlpOf};
 use crate::device::rope::Rope;
@@ -176,7 +176,7 @@ impl<'a> Loading<'a> {
 /// Whether weights of any number of rows are best made floats first, which leaves gates to another kernel.
 fn makes_floats(caps: &Caps, format: Format, x: Float, [n, k]: [usize; 2]) -> bool {
     let caps = Caps { rounded_weights: true, ..*caps };
-    let problem = Problem { format: Some(format), x, y: Float::F32, m: DEQUANTIZING_TOKENS, n, k };
+    let problem = Problem { format: Some(format), x, y: Float::F32, m: PREFILL_TOKENS, n, k };
     select(&caps, &problem, None).is_ok_and(|kernel| !kernel.packs)
 }
 

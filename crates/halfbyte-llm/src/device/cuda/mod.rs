@@ -43,9 +43,7 @@ use vocabulary::Vocabulary;
 const OP: &str = "load a model onto a GPU";
 
 /// Tokens of one text that go through the layers together.
-const PREFILL_TOKENS: usize = 1024;
-/// The same where weights become floats for each product, which costs the same for few.
-const DEQUANTIZING_TOKENS: usize = 2048;
+const PREFILL_TOKENS: usize = 2048;
 
 /// A GPU, as the decoder knows it.
 #[derive(Debug)]
@@ -78,8 +76,6 @@ pub(crate) struct CudaModel {
     persistent: Option<Arc<PersistentLayers>>,
     /// Of each mixture, in order, all experts together; None: they are multiplied one by one.
     expert_layers: Vec<Option<ExpertLayer>>,
-    /// Of one text, that go through the layers together.
-    prefill_tokens: usize,
     times: LoadTimes,
 }
 
@@ -130,29 +126,10 @@ impl CudaModel {
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
         let expert_layers = experts::layers(&cuda, &decoder, activations)?;
         // What products are computed by is decided here, and not by the first token.
-        let mut dequantizes = false;
         for projection in decoder.projections().chain(&decoder.vocabulary.head) {
-            dequantizes |= projection.dequantizes(&cuda, activations, DEQUANTIZING_TOKENS)?;
+            projection.plans(&cuda, activations)?;
         }
-        if comm.size() > 1 {
-            // All of them make the same steps: one rank's part of a layer may be dequantised where another's is not.
-            let all = comm.all_gather_bytes(&[dequantizes.into()])?;
-            dequantizes = all.iter().any(|one| *one == [1]);
-        }
-        let prefill_tokens = if dequantizes { DEQUANTIZING_TOKENS } else { PREFILL_TOKENS };
-        Ok(Self {
-            cuda,
-            comm,
-            activations,
-            kv,
-            fused,
-            no_rope,
-            decoder,
-            persistent,
-            expert_layers,
-            prefill_tokens,
-            times,
-        })
+        Ok(Self { cuda, comm, activations, kv, fused, no_rope, decoder, persistent, expert_layers, times })
     }
 
     fn projections(&self) -> impl Iterator<Item = &Projection> {
@@ -243,11 +220,11 @@ fn dense_mlp(layer: &Layer<OnCuda>) -> Option<&crate::decoder::FeedForward<OnCud
 impl Resident for CudaModel {
     fn begin<'m>(&'m self, _: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>> {
         let cuda = Cuda::new(self.cuda.gpu().clone(), self.cuda.gpu().stream()?)?;
-        Ok(Box::new(CudaText::new(self, cuda, context, context.clamp(1, self.prefill_tokens))?))
+        Ok(Box::new(CudaText::new(self, cuda, context, context.clamp(1, PREFILL_TOKENS))?))
     }
 
     fn prefill_tokens(&self) -> usize {
-        self.prefill_tokens
+        PREFILL_TOKENS
     }
 
     fn begin_many<'m>(&'m self, _: &'m Cpu, room: Room) -> Result<Box<dyn Texts + 'm>> {
@@ -257,8 +234,8 @@ impl Resident for CudaModel {
 
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         let mut instances = nn::instances(Some(self.decoder.heads.head_size), &[self.kv]);
-        instances.extend(self.forms_of_rows(self.prefill_tokens).into_iter().flat_map(nn::quantized_instances));
-        instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, self.prefill_tokens)?);
+        instances.extend(self.forms_of_rows(PREFILL_TOKENS).into_iter().flat_map(nn::quantized_instances));
+        instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, PREFILL_TOKENS)?);
         if self.has_more_steps() {
             instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size), &[self.kv]));
         }

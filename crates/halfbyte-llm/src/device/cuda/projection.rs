@@ -108,12 +108,6 @@ impl Projection {
         Ok(plans)
     }
 
-    /// Whether weights of any part become floats before m rows of a type are multiplied.
-    pub(crate) fn dequantizes(&self, cuda: &Cuda, x: Float, m: usize) -> Result<bool> {
-        let plans = self.plans(cuda, x)?;
-        Ok(plans.iter().any(|(_, plans)| plans.at(m, false).is_ok_and(|plan| !plan.kernel().packs)))
-    }
-
     /// What multiplies m rows of a type: a kernel, or those of its parts.
     pub(crate) fn kernel(&self, cuda: &Cuda, m: usize, x: Float) -> Result<String> {
         let mut kernels: Vec<&str> = Vec::new();

@@ -1,18 +1,19 @@
 //! Rows on their way through the layers, on a GPU, and what lies between these.
 
+mod norms;
+
 use super::experts::Mixture;
 use super::projection::{Input, Projection};
 use super::ranks::Ranks;
 use super::{CudaModel, OnCuda, Vocabulary, persistent};
-use crate::arch::spec::{GateClamp, NormKind};
+use crate::arch::spec::GateClamp;
 use crate::decoder::{Attention, Decoder, Experts, FeedForward, InPlace, Norm, Slot, Steps};
 use crate::error::{Error, Result};
 use halfbyte::Cuda;
 use halfbyte::cuda::driver::{Buffer, View};
 use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
 use halfbyte::cuda::nn::{
-    self, AttentionWorkspace, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode, QuantizedNorm,
-    StepOfText, Update,
+    self, AttentionWorkspace, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode, StepOfText,
 };
 use halfbyte::kernel::Activation;
 use std::ops::{ControlFlow, Range};
@@ -274,54 +275,6 @@ impl<'m> Run<'m> {
         Ok(nn::attention(self.cuda.gpu(), self.cuda.stream(), &what, cache, layer, attention, out)?)
     }
 
-    /// The update becomes the sum over ranks, if it is not that yet.
-    fn sum_update(&mut self) -> Result<()> {
-        let State { ranks, update, .. } = &mut *self.state;
-        if let Some(ranks) = ranks.as_ref().filter(|_| !self.summed) {
-            ranks.sum(self.cuda, update.view_mut().slice(0..self.on.len() * self.model.decoder.hidden))?;
-        }
-        self.summed = true;
-        Ok(())
-    }
-
-    /// Where ranks divide rows: this rank's, which the update is summed for and added to. None: every rank has all.
-    fn sum_own_rows(&mut self, add: bool) -> Result<Option<Range<usize>>> {
-        let (on, hidden) = (self.on.clone(), self.model.decoder.hidden);
-        let State { ranks, update, residual, mixture, .. } = &mut *self.state;
-        if !add {
-            return Ok(self.own.clone());
-        }
-        // A router reads all rows as they are before they are rounded.
-        let divides = !self.summed && mixture.is_none();
-        let Some(ranks) = ranks.as_ref().filter(|_| divides) else { return Ok(None) };
-        let Some(own) = ranks.own_rows(on.len(), hidden) else { return Ok(None) };
-        let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
-        let update = update.view().slice(0..on.len() * hidden);
-        ranks.sum_own_rows(self.cuda, update, residual, [on.len(), hidden])?;
-        (self.summed, self.own) = (true, Some(own.clone()));
-        Ok(Some(own))
-    }
-
-    /// Brings the rows of the stream that other ranks keep.
-    fn whole_stream(&mut self) -> Result<()> {
-        let (on, hidden) = (&self.on, self.model.decoder.hidden);
-        let State { ranks, residual, .. } = &mut *self.state;
-        let Some(ranks) = ranks.as_ref().filter(|_| self.own.take().is_some()) else { return Ok(()) };
-        let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
-        ranks.gather_rows(self.cuda, residual.into(), [on.len(), hidden])
-    }
-
-    /// Adds the update to the stream where that is summed over ranks first, both at once; whether it was.
-    fn add_sum(&mut self) -> Result<bool> {
-        let (on, hidden) = (self.on.clone(), self.model.decoder.hidden);
-        let State { ranks, update, residual, .. } = &mut *self.state;
-        let Some(ranks) = ranks.as_ref().filter(|_| !self.summed) else { return Ok(false) };
-        let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
-        ranks.sum_into(self.cuda, update.view_mut().slice(0..on.len() * hidden), residual)?;
-        self.summed = true;
-        Ok(true)
-    }
-
     /// The buffer in which rows are quantised for a projection; None where it reads floats.
     fn codes_for(&self, reader: Option<&Projection>, from: Slot) -> Option<usize> {
         let m = self.on.len();
@@ -352,53 +305,7 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn norm(&mut self, add: bool, norm: &Norm<OnCuda>, reader: Option<&Projection>) -> Result<()> {
-        // A LayerNorm leaves floats.
-        self.codes = self.codes_for(reader.filter(|_| norm.kind == NormKind::Rms), Slot::Normed);
-        let (m, hidden, as_floats) = (self.on.len(), self.model.decoder.hidden, self.codes.is_none());
-        let in_norm = |ranks: &Ranks| as_floats && ranks.in_norm(m, hidden).is_some();
-        let sums_itself = add && !self.summed && self.state.ranks.as_ref().is_some_and(in_norm);
-        // Of many rows a rank sums and norms its own, and gets the others normed.
-        let own = if as_floats { self.sum_own_rows(add)? } else { None };
-        if own.is_none() {
-            self.whole_stream()?;
-        }
-        let add = add && (sums_itself || own.is_none() && !self.add_sum()?);
-        let rows = own.clone().unwrap_or(0..m);
-        let (model, of_stream) = (self.model, self.on.start + rows.start..self.on.start + rows.end);
-        let State { residual: stream_of_text, update, normed, codes, mixture, ranks, .. } = &mut *self.state;
-        let all_ranks = ranks.as_ref();
-        let ranks = all_ranks.filter(|_| sums_itself).and_then(|ranks| ranks.in_norm(m, hidden));
-        let in_stream = of_stream.start * hidden..of_stream.end * hidden;
-        let residual = stream_of_text.view_mut().slice(in_stream.clone());
-        let in_normed = rows.start * hidden..rows.end * hidden;
-        let update = add.then(|| update.view().slice(0..m * hidden));
-        let (gpu, stream, weight, eps) = (self.cuda.gpu(), self.cuda.stream(), norm.weight.view(), norm.eps);
-        // Before a mixture of experts: what no product rounds, for the router.
-        let exact = mixture.as_mut().filter(|_| reader.is_none());
-        let exact = exact.map(|mixture| mixture.exact.view_mut().slice(0..m * hidden));
-        let summed = update.map(|values| Update { values, ranks });
-        match (self.codes, &norm.bias) {
-            (None, None) => {
-                let out = normed.view_mut(in_normed);
-                nn::rms_norm(gpu, stream, nn::Norm { residual, update: summed, weight, eps, out, exact })?;
-            }
-            (None, Some(bias)) => {
-                let (out, norm) = (normed.view_mut(in_normed), nn::LayerNorm { weight, bias: bias.view(), eps });
-                norm.apply(gpu, stream, residual, summed, out)?;
-                if let Some(exact) = exact {
-                    let residual = stream_of_text.view_mut().slice(in_stream);
-                    norm.apply(gpu, stream, residual, None, exact.into())?;
-                }
-            }
-            (Some(at), _) => {
-                let (rounded, out) = (model.activations, codes[at].view_mut(m));
-                nn::rms_norm_quantized(gpu, stream, QuantizedNorm { residual, update, weight, eps, rounded, out })?;
-            }
-        }
-        match all_ranks.filter(|_| own.is_some()) {
-            Some(ranks) => ranks.gather_rows(self.cuda, normed.view_mut(0..m * hidden), [m, hidden]),
-            None => Ok(()),
-        }
+        self.norm_rows(add, norm, reader)
     }
 
     fn norm_in_place(&mut self, what: InPlace, norm: &Norm<OnCuda>) -> Result<()> {

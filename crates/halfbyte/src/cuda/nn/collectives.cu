@@ -59,8 +59,8 @@ template <class Each> DEV void batches(u64 length, Each&& each) {
 // all others.
 __global__ void __launch_bounds__(THREADS) in_shots(const __grid_constant__ ReduceParams p) {
   constexpr u32 FIRST = 1, SECOND = 2;
+  // The next kernel does not start early: where ranks share a GPU it would take the room of what this one waits for.
   dependency_wait();
-  launch_dependents();
   Call call(p.ranks);
   const u32 rank = p.ranks.rank, size = p.ranks.size;
   auto first = [&](u32 of) { return min(of * p.part, p.elements) + p.begin; };

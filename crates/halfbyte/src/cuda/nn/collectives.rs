@@ -1,5 +1,7 @@
 //! Launches of `collectives.cu`: what ranks on GPUs of one host tell each other, by memory that they write into.
 
+mod shots;
+
 use super::{launch, narrow, overlapping, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatViewMut, HostWord, Inbox, Peer, Stream, View, ViewMut};
@@ -8,6 +10,7 @@ use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use bytemuck::{Pod, Zeroable};
+use shots::{FIRST, IN_NORM, MOST_RANKS, ONE_SHOT, SECOND, capacity, launches, rows_of};
 use std::ops::Range;
 
 static SOURCE: Source = Source {
@@ -23,27 +26,10 @@ const THREADS: usize = 256;
 const BLOCKS: usize = 64;
 const BLOCKS_OF_ALL: usize = 256;
 
-/// Ranks at most, as in `ranks.cuh`.
-const MOST_RANKS: usize = 16;
 /// Slots of an inbox.
 const SLOTS: usize = 2;
 /// The word of `RankState` in the source that says who was silent.
 const FAILED: u64 = 2;
-
-/// Values of a norm that adds up by itself, and columns of a rank that are gathered, at most.
-const IN_NORM: usize = 1 << 20;
-/// Values that every rank sends to all others, at most: of more each rank adds up a part, in two shots.
-const ONE_SHOT: usize = 1 << 18;
-
-/// Bits of shots, as in the source.
-const FIRST: u32 = 1;
-const SECOND: u32 = 2;
-
-/// Words of a rank that an inbox of so many ranks has room for in a slot (64 MiB of up to 8 ranks): those of a launch; more go in several.
-const fn capacity(size: usize) -> usize {
-    let even = (1 << 23) / size;
-    if even < IN_NORM { IN_NORM } else { even / 4 * 4 }
-}
 
 pub(super) fn instances() -> [Instance; 3] {
     ["all_reduce", "in_shots", "all_gather"].map(|kernel| Instance::new(&SOURCE, kernel))
@@ -290,14 +276,7 @@ impl Collectives {
     /// The rows of m whose sums this rank forms, and norms for all, where that takes less than sums of all rows on every rank. None: few
     /// rows, rows of other than a multiple of 8 elements, NCCL.
     pub fn own_rows(&self, m: usize, length: usize) -> Option<Range<usize>> {
-        let each = m.div_ceil(self.size);
-        let elements = m.checked_mul(length)?;
-        let splits = self.size > 1 && self.nccl().is_none() && length.is_multiple_of(8);
-        let first = self.rank * each;
-        let (count, most) = launches(each.checked_mul(length)?, self.size, FIRST);
-        let last = m.checked_sub((self.size - 1) * each)?;
-        let all_have = last * length > (count - 1) * most;
-        (splits && elements > IN_NORM && all_have).then(|| first..(first + each).min(m))
+        self.nccl().is_none().then(|| rows_of(self.rank, self.size, [m, length])).flatten()
     }
 
     /// Adds up the ranks' values of this rank's rows ([`Collectives::own_rows`]), and adds that to these rows. *Shapes:* both `[m, length]`.
@@ -478,12 +457,6 @@ impl Memory {
             size: self.peers.len() as u32,
         }
     }
-}
-
-/// How many launches a part of so many elements takes in shots, and elements of each.
-fn launches(part: usize, size: usize, shots: u32) -> (usize, usize) {
-    let count = part.div_ceil(capacity(size) / shots.count_ones() as usize).max(1);
-    (count, part.div_ceil(count).next_multiple_of(4))
 }
 
 /// Whether kernels take four values at once: addresses and a number of them.
