@@ -41,6 +41,7 @@ struct Cache {
 // Stages that keys, or values, of a tile take.
 constexpr u32 PIECES = TILE / BOX_POSITIONS, BOX = BOX_POSITIONS * 128;
 static_assert(PIECES <= STAGES, "stages for the keys of a tile");
+static_assert(BOX_POSITIONS == HB_BOX_POSITIONS, "the boxes of the host's maps");
 DEV u32 boxes_of(u32 stage_address) { return (stage_address + 127) & ~127u; }
 
 // A warp's tiles that are still to be brought.

@@ -169,6 +169,9 @@ impl KvCache {
     pub(super) fn maps(&self, op: &'static str, rows: usize) -> Result<[TensorMap; 2]> {
         let size = self.heads.head_size;
         let shape = [self.layers * self.heads.kv_heads * self.capacity, size];
+        if i32::try_from(shape[0]).is_err() {
+            return Err(Error::invalid(op, "rows that the copy engine counts, below 2³¹", shape[0].to_string()));
+        }
         let tile = [narrow(op, "rows", rows)?, 64];
         let tiles = Tiles { shape, stride: size, tile, swizzle: Swizzle::Bytes128, promotion: Promotion::default() };
         let map = |stored: &Stored| match stored {

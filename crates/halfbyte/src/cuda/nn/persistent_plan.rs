@@ -380,6 +380,7 @@ impl Plan {
             ("BLOCKS", self.blocks),
             ("STEPS", self.steps),
             ("STAGES", self.stages),
+            ("BOX_POSITIONS", self.box_positions()),
             ("SHARED_BYTES", self.shared_bytes),
         ];
         let instance =
