@@ -39,6 +39,7 @@ pub const HEADERS: &[Source] = headers![
     "ampere.cuh"
     "attention.cuh"
     "attention_tiles.cuh"
+    "attention_wgmma.cuh"
     "cluster_join.cuh"
     "cp_async_ring.cuh"
     "decode_codes.cuh"

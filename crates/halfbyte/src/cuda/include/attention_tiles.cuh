@@ -1,8 +1,9 @@
-// Tiles of attention_mma.cu: how queries, keys and values lie in shared memory, and what weights times values add to
-// sums.
+// Tiles of attention_mma.cu, and of attention_wgmma.cu: how queries, keys and values lie in shared memory, and what
+// weights times values add to sums.
 #pragma once
 #include "ampere.cuh"
 #include "attention.cuh"
+#include "warp.cuh"
 
 // Warps of half a block; each has queries of its own.
 constexpr int STRIPS = 4;
@@ -52,6 +53,36 @@ template <int HEAD, KvType KV, bool CHANGED> struct Shape {
 // Beside codes elements of queries and of sums lie so: of each 16 the even ones, then the odd ones.
 DEV u32 place_of(u32 element) { return element / 16 * 16 + element % 2 * 8 + element % 16 / 2; }
 DEV u32 element_at(u32 place) { return place / 16 * 16 + place % 8 * 2 + place % 16 / 8; }
+
+// A query at `from`, or zeros, rounded to the type that keys have in products, to chunk by chunk of shared memory: at(c)
+// is where chunk c of 8 elements lies. Of a half the largest element is brought between 2^14 and 2^15 before, by a
+// power of two. The result is what its products are multiplied by to be scores in powers of two: above 0, so that minus
+// infinity stays what it is.
+template <int HEAD, KvType KV, class At>
+DEV float put_query(const Params& p, const float* from, bool given, u32 lane, const At& at) {
+  constexpr bool BF16 = KV == BFLOATS;
+  constexpr int PAIRS = (HEAD + 63) / 64;  // of a lane
+  float x[PAIRS][2], most = 0;
+#pragma unroll
+  for (int c = 0; c < PAIRS; c++) {
+    const u32 place = 64 * c + 2 * lane, d = KV == CODES ? element_at(place) : place;
+    const bool there = given && d < p.head_size;
+    x[c][0] = there ? from[d] : 0;
+    x[c][1] = there ? from[d + (KV == CODES ? 2 : 1)] : 0;
+    most = fmaxf(most, fmaxf(fabsf(x[c][0]), fabsf(x[c][1])));
+  }
+  // That power of two, and its inverse.
+  const u32 exponent = min(max(268 - int(__float_as_uint(warp_max(most)) >> 23), 1), 253);
+  const float up = BF16 ? 1 : __uint_as_float(exponent << 23),
+              down = BF16 ? 1 : __uint_as_float((254 - exponent) << 23);
+  const float factor = p.scale < 0 ? -up : up, of_scores = fabsf(p.scale) * LOG2_E * down;
+#pragma unroll
+  for (int c = 0; c < PAIRS; c++) {
+    const u32 d = 64 * c + 2 * lane;
+    if (d < HEAD) store_shared(at(d / 8) + 2 * (d % 8), pair<BF16>(x[c][0] * factor, x[c][1] * factor));
+  }
+  return of_scores < 0x1p-126f ? 0x1p-126f : of_scores;
+}
 
 // The weights of a tile's k-th 16 positions as the products take them.
 template <bool BF16, int COUNT> DEV void weights_of(u32 (&a)[4], const float (&weights)[COUNT][4], int k) {

@@ -9,6 +9,7 @@
 //       recorded steps serve every call.
 //   A word that does not come within LIMIT fails the call and all that follow; the host finds who was silent.
 #pragma once
+#include "ampere.cuh"
 #include "exchange_words.cuh"
 #include "floats.cuh"
 
@@ -48,12 +49,17 @@ DEV bool there(float4 v) {
   return there(__float_as_uint(v.x)) && there(__float_as_uint(v.y)) && there(__float_as_uint(v.z)) &&
          there(__float_as_uint(v.w));
 }
+DEV float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
 // Where no other rank adds anything: as `Call`.
 struct Alone {
   static constexpr bool WAITS = false;
-  static __device__ __forceinline__ float4 sendable(float4 v) { return v; }
-  __device__ __forceinline__ void send(u64, float4) const {}
-  __device__ __forceinline__ float4 sum(u64, float4 own) const { return own; }
+  template <int COUNT, int STEP>
+  __device__ __forceinline__ void add_to_all(u64, u64, const float4 (&own)[COUNT], float4 (&v)[COUNT]) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) v[i] = plus(v[i], own[i]);
+  }
+  __device__ __forceinline__ void heard() const {}
   __device__ __forceinline__ void end() const {}
 };
 
@@ -63,6 +69,7 @@ struct Call {
   const Ranks& ranks;
   u32 slot;
   bool failed;
+  u32 done = 0;  // thread 0's, once its block has heard: blocks that were done before
 
   __device__ __forceinline__ explicit Call(const Ranks& of) : ranks(of) {
     const volatile RankState* state = of.state;
@@ -135,19 +142,42 @@ struct Call {
 #pragma unroll 1
     for (u32 from = 0; from < ranks.size; from++) {
       const float4 v = from == ranks.rank ? own : take(from, at);
-      sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+      sum = plus(sum, v);
     }
     return sum;
   }
-  // Ends the call for a block: the last one of the grid counts it.
-  __device__ __forceinline__ void end() const {
-    __syncthreads();  // all threads know the number of the call
-    if (threadIdx.x) return;
-    RankState* const state = ranks.state;
-    if (atomicAdd(&state->done, 1) + 1 == gridDim.x * gridDim.y) {
-      state->done = 0;
-      state->call++;
+  // Sends COUNT times four words, STEP times four apart, of `left` words from word `at` on, and adds their sums over
+  // ranks to `v`.
+  template <int COUNT, int STEP>
+  __device__ __forceinline__ void add_to_all(u64 at, u64 left, const float4 (&own)[COUNT], float4 (&v)[COUNT]) {
+    float4 sent[COUNT], sum[COUNT] = {};
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) sent[i] = sendable(own[i]);
+#pragma unroll 1
+    for (u32 i = 1; i < ranks.size; i++) send_to<COUNT, STEP>((ranks.rank + i) % ranks.size, at, left, sent);
+    if (failed) return;
+#pragma unroll 1
+    for (u32 from = 0; from < ranks.size; from++) {
+      float4 of_rank[COUNT];
+      if (from != ranks.rank) take<COUNT, STEP>(from, at, left, of_rank);
+#pragma unroll
+      for (int i = 0; i < COUNT; i++) sum[i] = plus(sum[i], from == ranks.rank ? sent[i] : of_rank[i]);
     }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) v[i] = plus(v[i], sum[i]);
+  }
+  // A block has all that it waits for: the next kernel may start, and this block is counted.
+  __device__ __forceinline__ void heard() {
+    __syncthreads();  // all threads know the number of the call, and wait for no other rank
+    launch_dependents();
+    if (threadIdx.x == 0) done = atomicAdd(&ranks.state->done, 1);
+  }
+  // Ends the call for a block that has heard: the last one of the grid counts the call.
+  __device__ __forceinline__ void end() const {
+    if (threadIdx.x || done + 1 != gridDim.x * gridDim.y) return;
+    RankState* const state = ranks.state;
+    state->done = 0;
+    state->call++;
   }
 
  private:

@@ -1,9 +1,9 @@
-//! Attention over a cache of keys and values: launches of `attention.cu`, and the choice between it, `attention_mma.cu` for many rows
-//! and `flash_decoding.cu` for one row of each text.
+//! Attention over a cache of keys and values: launches of `attention.cu`, and the choice between it, `attention_wgmma.cu` and
+//! `attention_mma.cu` for many rows, and `flash_decoding.cu` for one row of each text.
 
 use super::floats::float_type;
 use super::kv_cache::{KvCache, element_type};
-use super::{attention_mma, flash_decoding, launch, narrow, overlapping, rows_of, same_length};
+use super::{attention_mma, attention_wgmma, flash_decoding, launch, narrow, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatViewMut, Stream, View};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -33,7 +33,7 @@ pub const FEW_QUERIES: usize = 16;
 /// Positions of a part, where the positions of a single row of one text are divided.
 pub const PART_LENGTH: usize = 128;
 
-const OP: &str = "attention";
+pub(super) const OP: &str = "attention";
 
 /// Size of a head as kernels are made for.
 fn padded(head_size: usize) -> usize {
@@ -169,6 +169,9 @@ pub fn attention_kernel(
     cache: &KvCache,
 ) -> Result<&'static str> {
     if rows > 1 {
+        if attention_wgmma::instance_for(gpu.caps(), rows, false, cache).is_some() {
+            return Ok("attention_wgmma");
+        }
         let on_tensor_cores = attention_mma::choice(gpu.caps(), rows, false, cache)?.is_some();
         return Ok(if on_tensor_cores { "attention_mma" } else { "attention" });
     }
@@ -252,6 +255,32 @@ pub fn attention(
     workspace: &mut AttentionWorkspace,
     out: FloatViewMut<'_>,
 ) -> Result<()> {
+    attention_by(Kernels::All, gpu, stream, what, cache, layer, workspace, out)
+}
+
+/// Which kernels may compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// Those that are fastest.
+    All,
+    /// Those that run on every processor from sm_80 on too.
+    OfAmpere,
+}
+
+/// [`attention`] by some of its kernels.
+///
+/// *Shapes, accuracy, errors:* as there.
+#[expect(clippy::too_many_arguments, reason = "as `attention`, and one more")]
+pub fn attention_by(
+    kernels: Kernels,
+    gpu: &Gpu,
+    stream: &Stream,
+    what: &Attention<'_>,
+    cache: &KvCache,
+    layer: usize,
+    workspace: &mut AttentionWorkspace,
+    out: FloatViewMut<'_>,
+) -> Result<()> {
     let heads = cache.heads();
     let rows = what.check(heads, cache.capacity())?;
     same_length(OP, "out", Some(rows * heads.heads * heads.head_size), out.len())?;
@@ -311,6 +340,14 @@ pub fn attention(
         padding: 0,
     };
     let joins = decoding.is_some();
+    if let (None, Kernels::All, Some(many_rows)) =
+        (&decoding, kernels, attention_wgmma::choice(gpu.caps(), rows, what.changes_scores(), cache, layer)?)
+    {
+        let (function, [keys, values]) = (gpu.function(&many_rows.instance)?, &many_rows.maps);
+        let args = [Arg::new(&params), Arg::new(keys), Arg::new(values)];
+        // SAFETY: as below; the maps are of the layer's keys and values.
+        return unsafe { function.launch(stream, &many_rows.form, &args) };
+    }
     let attend = match (decoding, attention_mma::choice(gpu.caps(), rows, what.changes_scores(), cache)?) {
         (Some(instance), _) => (instance, flash_decoding::form(gpu, heads, rows, division)?),
         (None, Some(many_rows)) => many_rows,

@@ -90,34 +90,14 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
   if (tile < tiles) fill(0, tile);
 
   // ---- queries
-  const float scale = fabsf(p.scale) * LOG2_E;
 #pragma unroll 4
   for (u32 row = warp; row < S::QUERIES; row += 2 * STRIPS) {
     const u32 query = first + row;
     const float* from = p.qkv + u64(query / group) * p.row_length + u64(kv_head * group + query % group) * p.head_size;
-    float x[(HEAD + 63) / 64][2], most = 0;
-#pragma unroll
-    for (int c = 0; c < (HEAD + 63) / 64; c++) {
-      const u32 place = 64 * c + 2 * lane, d = KV == CODES ? element_at(place) : place;
-      const bool there = query < total && d < p.head_size;
-      x[c][0] = there ? from[d] : 0;
-      x[c][1] = there ? from[d + (KV == CODES ? 2 : 1)] : 0;
-      most = fmaxf(most, fmaxf(fabsf(x[c][0]), fabsf(x[c][1])));
-    }
-    // The power of two that brings the largest element between 2^14 and 2^15, and its inverse.
-    const u32 exponent = min(max(268 - int(__float_as_uint(warp_max(most)) >> 23), 1), 253);
-    const float up = BF16 ? 1 : __uint_as_float(exponent << 23),
-                down = BF16 ? 1 : __uint_as_float((254 - exponent) << 23);
-    const float factor = p.scale < 0 ? -up : up, of_scores = scale * down;
-#pragma unroll
-    for (int c = 0; c < (HEAD + 63) / 64; c++) {
-      const u32 d = 64 * c + 2 * lane;
-      if (d < HEAD)
-        store_shared(base + Row::at(row, d / 8) + 2 * (d % 8), pair<BF16>(x[c][0] * factor, x[c][1] * factor));
-    }
-    // Above 0, so that minus infinity stays what it is.
+    const float factor =
+        put_query<HEAD, KV>(p, from, query < total, lane, [&](u32 chunk) { return base + Row::at(row, chunk); });
     if (lane == 0) {
-      factors[row] = of_scores < 0x1p-126f ? 0x1p-126f : of_scores, positions[row] = position_of_query(query);
+      factors[row] = factor, positions[row] = position_of_query(query);
       if (CHANGED) slopes[row] = slope_of(p, kv_head * group + query % group);
     }
   }

@@ -18,7 +18,7 @@ const STRIPS: usize = 4;
 const THREADS: u32 = 2 * 32 * STRIPS as u32;
 
 /// Positions up to which the kernel counts.
-const MOST_POSITIONS: usize = 1 << 30;
+pub(super) const MOST_POSITIONS: usize = 1 << 30;
 
 /// Those for heads of this size and the types among these that it takes; none for heads that it does not take. `changed`: those that
 /// change scores.

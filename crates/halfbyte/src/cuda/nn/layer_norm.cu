@@ -53,25 +53,15 @@ template <class Threads, class Call> struct Row {
   // COUNT vectors from column c on, which the update is added to.
   template <int COUNT> __device__ __forceinline__ void read(float4 (&v)[COUNT], u64 c) const {
     const u64 left = c < p.length ? p.length - c : 0;
-    load_fours<COUNT, THREADS>(stream + c, left, p.aligned, v);
-    if (!p.update) return;
-    const float* const from = p.update + Threads::row() * p.length + c;
-    const u64 sent = Threads::row() * ((p.length + 3) / 4 * 4) + c;
+    if (!p.update) return load_fours<COUNT, THREADS>(stream + c, left, p.aligned, v);
     float4 update[COUNT];
-    load_fours<COUNT, THREADS>(from, left, p.aligned, update);
+    load_fours<COUNT, THREADS>(p.update + Threads::row() * p.length + c, left, p.aligned, update);
+    load_fours<COUNT, THREADS>(stream + c, left, p.aligned, v);
+    const u64 sent = Threads::row() * ((p.length + 3) / 4 * 4) + c;
+    call.template add_to_all<COUNT, THREADS>(sent, left, update, v);
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
-      if (STEP * i < left) call.send(sent + STEP * i, call.sendable(update[i]));
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-      if (STEP * i >= left) continue;
-      float4 own[1] = {update[i]};
-      // Registers are short while others are waited for.
-      if constexpr (Call::WAITS) load_fours<1, 1>(from + STEP * i, left - STEP * i, p.aligned, own);
-      const float4 sum = call.sum(sent + STEP * i, call.sendable(own[0]));
-      v[i] = make_float4(v[i].x + sum.x, v[i].y + sum.y, v[i].z + sum.z, v[i].w + sum.w);
-      store_four(stream, c + STEP * i, v[i], F32, left - STEP * i, p.aligned);
-    }
+      if (STEP * i < left) store_four(stream, c + STEP * i, v[i], F32, left - STEP * i, p.aligned);
   }
   // All of it.
   __device__ __forceinline__ void read() {
@@ -81,6 +71,7 @@ template <class Threads, class Call> struct Row {
       float4 v[1];
       read(v, c);
     }
+    call.heard();
   }
   // The sum of its elements, or of the squares of them less `mean`.
   template <bool SQUARES> __device__ __forceinline__ float sum(float mean) const {
@@ -99,12 +90,9 @@ template <class Threads, class Call> struct Row {
     return sum_of_row<Threads>(sum, of_warps);
   }
   // The norm of four elements at column c.
-  __device__ __forceinline__ void store(u64 c, float4 v, float mean, float factor) const {
-    float4 w[1], b[1];
-    load_fours<1, 1>(p.weight + c, p.length - c, p.aligned, w);
-    load_fours<1, 1>(p.bias + c, p.length - c, p.aligned, b);
-    v = make_float4((v.x - mean) * factor * w[0].x + b[0].x, (v.y - mean) * factor * w[0].y + b[0].y,
-                    (v.z - mean) * factor * w[0].z + b[0].z, (v.w - mean) * factor * w[0].w + b[0].w);
+  __device__ __forceinline__ void store(u64 c, float4 v, float4 w, float4 b, float mean, float factor) const {
+    v = make_float4((v.x - mean) * factor * w.x + b.x, (v.y - mean) * factor * w.y + b.y,
+                    (v.z - mean) * factor * w.z + b.z, (v.w - mean) * factor * w.w + b.w);
     store_four(p.out, Threads::row() * p.length + c, v, p.out_type, p.length - c, p.aligned);
   }
 };
@@ -115,26 +103,38 @@ template <bool ALONE, class Begin> DEV void norm_row(const Params& p, Begin&& be
   constexpr u64 STEP = 4 * Threads::ALL;
   constexpr int KEPT = Threads::KEPT;
   const u64 first = 4 * Threads::thread();
+  const u64 there = first < p.length ? p.length - first : 0;
+  float4 weight[KEPT], bias[KEPT];
+  auto load_weights = [&]() {
+    load_fours<KEPT, Threads::ALL>(p.weight + first, there, p.aligned, weight);
+    load_fours<KEPT, Threads::ALL>(p.bias + first, there, p.aligned, bias);
+  };
   // Weights are a model's: no kernel before this one writes them.
-  for (u64 c = first; c < p.length; c += STEP) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p.weight + c));
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p.bias + c));
-  }
+  constexpr bool BEFORE = Threads::BLOCKS > 1;  // where registers have room for them
+  if constexpr (BEFORE) load_weights();
   Threads::meet();
-  wait_and_launch(!decltype(begin())::WAITS && (ALONE ? gridDim.y : gridDim.x) > FEW_ROWS);
+  using Call = decltype(begin());
+  // As in rms_norm.cu.
+  if constexpr (Call::WAITS)
+    dependency_wait();
+  else
+    wait_and_launch((ALONE ? gridDim.y : gridDim.x) > FEW_ROWS);
   auto call = begin();
-  Row<Threads, decltype(call)> row{p, call, p.stream + Threads::row() * p.length, {}};
+  Row<Threads, Call> row{p, call, p.stream + Threads::row() * p.length, {}};
   row.read();
   const float mean = row.template sum<false>(0.f) / float(p.length);
   const float factor = 1.0f / sqrtf(row.template sum<true>(mean) / float(p.length) + p.eps);
+  if constexpr (!BEFORE) load_weights();
 #pragma unroll
   for (int i = 0; i < KEPT; i++)
-    if (first + STEP * i < p.length) row.store(first + STEP * i, row.kept[i], mean, factor);
+    if (first + STEP * i < p.length) row.store(first + STEP * i, row.kept[i], weight[i], bias[i], mean, factor);
 #pragma unroll 1
   for (u64 c = first + STEP * KEPT; c < p.length; c += STEP) {
-    float4 v[1];
+    float4 v[1], w[1], b[1];
     load_fours<1, 1>(row.stream + c, p.length - c, p.aligned, v);
-    row.store(c, v[0], mean, factor);
+    load_fours<1, 1>(p.weight + c, p.length - c, p.aligned, w);
+    load_fours<1, 1>(p.bias + c, p.length - c, p.aligned, b);
+    row.store(c, v[0], w[0], b[0], mean, factor);
   }
   call.end();
 }

@@ -13,6 +13,7 @@ mod argmax;
 mod assign;
 mod attention;
 mod attention_mma;
+mod attention_wgmma;
 mod collectives;
 mod columns;
 mod dense;
@@ -39,8 +40,8 @@ pub use add::{add, add_codes, add_to};
 pub use argmax::{Step, argmax};
 pub use assign::{Assignment, Deal};
 pub use attention::{
-    Attention, AttentionWorkspace, FEW_QUERIES, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention,
-    attention_kernel,
+    Attention, AttentionWorkspace, FEW_QUERIES, Kernels, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention,
+    attention_by, attention_kernel,
 };
 pub use collectives::{Collectives, Mailbox, Neighbours, Update};
 pub use columns::columns;
@@ -65,7 +66,7 @@ pub use soft_cap::soft_cap;
 use super::Gpu;
 use super::driver::Launch;
 use super::matmul::QuantizedForm;
-use super::sources::Instance;
+use super::sources::{Arch, Instance};
 use crate::error::{Error, Result};
 use crate::kernel::KvType;
 
@@ -74,7 +75,7 @@ const MOST_BLOCKS: usize = i32::MAX as usize;
 /// And in the others.
 const MOST_BLOCKS_ACROSS: usize = 65_535;
 
-/// Every kernel that a model with heads of this size and Llama's steps runs, but for [`quantized_instances`], with keys and values of one
+/// Every kernel that a model with heads of this size and Llama's steps runs, but for [`quantized_instances`] and [`instances_of_attention`], with keys and values of one
 /// of these types; without a size, those of other networks too, and enough that nothing in the sources is left out.
 pub fn instances(head_size: Option<usize>, kv: &[KvType]) -> Vec<Instance> {
     let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
@@ -90,7 +91,9 @@ pub fn instances(head_size: Option<usize>, kv: &[KvType]) -> Vec<Instance> {
     all.extend([rope::instances(), attention::combines()].concat());
     all.extend(heads.iter().copied().flat_map(attention::instances));
     let heads = head_size.map_or_else(|| vec![64, 80, 128, LARGEST_HEAD], |size| vec![size]);
-    all.extend(heads.iter().flat_map(|&size| attention_mma::instances(size, kv, false)));
+    if head_size.is_none() {
+        all.extend(heads.iter().flat_map(|&size| attention_mma::instances(size, kv, false)));
+    }
     all.extend(heads.iter().flat_map(|&size| flash_decoding::instances(size, kv)));
     all.extend(dense::instances(false));
     if head_size.is_none() {
@@ -109,9 +112,20 @@ pub fn instances_of_some_models(head_size: Option<usize>, kv: &[KvType]) -> Vec<
         // The sum of a residual and an update.
         all.extend(add::instances());
     }
-    let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
-    all.extend(heads.into_iter().flat_map(|size| attention_mma::instances(size, kv, true)));
+    if head_size.is_none() {
+        all.extend([64, LARGEST_HEAD].into_iter().flat_map(|size| attention_mma::instances(size, kv, true)));
+    }
     all
+}
+
+/// Kernels of attention of many rows that a processor runs for heads of this size; `changed`: of models with caps, slopes or sinks.
+pub fn instances_of_attention(arch: Arch, head_size: usize, kv: KvType, changed: bool) -> Vec<Instance> {
+    let of_hopper = attention_wgmma::instances(head_size, &[kv], changed);
+    if arch.is_hopper() && !of_hopper.is_empty() {
+        of_hopper
+    } else {
+        attention_mma::instances(head_size, &[kv], changed)
+    }
 }
 
 /// Kernels that ranks which share a model run besides.
@@ -127,9 +141,13 @@ pub fn instances_of_ampere() -> Vec<Instance> {
     all
 }
 
-/// Kernels that are compiled for a model and run on Hopper only, for a few models.
+/// Kernels that run on Hopper only: for a few models what is compiled for one, and attention with a few sizes of heads.
 pub fn instances_of_hopper() -> Vec<Instance> {
-    persistent_plan::samples()
+    const FLOATS: [KvType; 2] = [KvType::F16, KvType::Bf16];
+    let attention = [(64, true), (80, false), (128, false), (128, true), (192, false), (LARGEST_HEAD, true)];
+    let attention =
+        attention.into_iter().flat_map(|(size, changed)| attention_wgmma::instances(size, &FLOATS, changed));
+    persistent_plan::samples().into_iter().chain(attention).collect()
 }
 
 /// The kernels that leave quantised rows of a form.

@@ -44,34 +44,21 @@ struct QuantizedParams {
   Target to;
 };
 
-DEV float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
-
 // COUNT vectors of a thread's from column c on: the update is added to them, that of all ranks in a call of theirs, and
 // they are read.
 template <class Threads, int COUNT, class Call>
 DEV void read_row(const Rows& p, u64 c, float4 (&v)[COUNT], Call& call) {
   constexpr int THREADS = Threads::ALL;
   const u64 at = Threads::row() * p.length + c, left = c < p.length ? p.length - c : 0;
+  if (!p.update) return load_fours<COUNT, THREADS>(p.stream + at, left, p.aligned, v);
   float4 update[COUNT];
-  load_fours<COUNT, THREADS>(p.stream + at, left, p.aligned, v);
-  if (!p.update) return;
   load_fours<COUNT, THREADS>(p.update + at, left, p.aligned, update);
+  load_fours<COUNT, THREADS>(p.stream + at, left, p.aligned, v);
   const u64 sent = Threads::row() * ((p.length + 3) / 4 * 4) + c;
+  call.template add_to_all<COUNT, THREADS>(sent, left, update, v);
 #pragma unroll
   for (int i = 0; i < COUNT; i++) {
     const u64 next = u64(4 * THREADS) * i;
-    if (next < left) call.send(sent + next, call.sendable(update[i]));
-  }
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) {
-    const u64 next = u64(4 * THREADS) * i;
-    if (next < left) {
-      float4 own[1] = {update[i]};
-      // Of a large block registers are short while others are waited for.
-      if constexpr (Call::WAITS && Threads::BLOCK > 256)
-        load_fours<1, 1>(p.update + at + next, left - next, p.aligned, own);
-      v[i] = plus(v[i], call.sum(sent + next, call.sendable(own[0])));
-    }
     if (next < left) store_four(p.stream, at + next, v[i], F32, left - next, p.aligned);
   }
 }
@@ -99,6 +86,7 @@ template <class Threads, class Call> DEV float factor_of_row(const Rows& p, floa
 #pragma unroll
     for (int i = 0; i < EACH; i++) add(more[i], sums[i]);
   }
+  call.heard();
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     Threads::put(of_warps, (Threads::thread() + i * THREADS) / 32, warp_sum(sums[i]));
@@ -121,8 +109,13 @@ template <bool ALONE, bool SHORT, class Begin> DEV void norm_row(const Params& p
   // The weight is a model's: no kernel before this one writes it.
   if constexpr (ALONE) load_weight();
   Threads::meet();
-  // Where ranks share a GPU, the next kernel must leave room for the others' kernels that this one waits for.
-  wait_and_launch(!decltype(begin())::WAITS);
+  // Where ranks share a GPU, the next kernel must leave room for the others' kernels that this one waits for: it may
+  // start when this one has heard.
+  using Call = decltype(begin());
+  if constexpr (Call::WAITS)
+    dependency_wait();
+  else
+    wait_and_launch(true);
   auto call = begin();
   const float factor = factor_of_row<Threads>(r, kept, call);
   if constexpr (!ALONE) load_weight();

@@ -10,7 +10,8 @@ use halfbyte::Float;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::nn::{
-    self, Attention, AttentionWorkspace, FEW_QUERIES, HeadNorms, KvCache, NewRows, PAGE_LENGTH, PART_LENGTH, Rope, Rows,
+    self, Attention, AttentionWorkspace, FEW_QUERIES, HeadNorms, Kernels, KvCache, NewRows, PAGE_LENGTH, PART_LENGTH,
+    Rope, Rows,
 };
 use halfbyte::kernel::{Heads, KvType};
 
@@ -195,7 +196,7 @@ impl<'a> Text<'a> {
         let [computed, last] = [m, m - without].map(|rows| self.computed(rows));
         let Self { bench, cache, workspace, window, cap, slopes, sinks, capacity, .. } = self;
         let [slopes, sinks] = [slopes, sinks].map(|of_heads| of_heads.as_ref().map(|(_, on_device)| on_device.view()));
-        let mut attend = |longest: usize, first_row: usize| {
+        let mut attend = |kernels: Kernels, longest: usize, first_row: usize| {
             bench.output(out_type, (m - first_row) * heads.heads * size, &mut |out| {
                 let what = Attention {
                     qkv: on_device.view().slice(first_row * row..m * row),
@@ -210,24 +211,33 @@ impl<'a> Text<'a> {
                     slopes,
                     sinks,
                 };
-                nn::attention(bench.gpu, &bench.stream, &what, cache, LAYER, workspace, out).unwrap();
+                nn::attention_by(kernels, bench.gpu, &bench.stream, &what, cache, LAYER, workspace, out).unwrap();
             })
         };
-        // Bounds on the positions that are larger than need be, as a recorded step has them.
-        let got = attend((first + m).next_multiple_of(PART_LENGTH).min(*capacity), 0);
-        let recorded = attend(*capacity, 0);
-        assert!(bits(&got) == bits(&recorded) || got.iter().any(|v| v.is_nan()), "{first} positions and {m}");
-        // On tensor cores the bits of a row are those that it has without the rows before it.
-        if computed == Computed::Rounded && last == computed {
-            let (last, of_all) = (attend(*capacity, without), &got[without * heads.heads * size..]);
-            assert!(bits(&last) == bits(of_all) || got.iter().any(|v| v.is_nan()), "{first} positions and {m}");
-        }
-        for i in 0..m {
-            for h in 0..heads.heads {
-                let query: Vec<f64> = queries[i * row + h * size..][..size].iter().map(|&v| f64::from(v)).collect();
-                self.check(query, computed, h, first + i, &got[(i * heads.heads + h) * size..][..size], out_type);
+        let alone = computed == Computed::Rounded && last == computed;
+        let near = (first + m).next_multiple_of(PART_LENGTH).min(*capacity);
+        let got = [Kernels::All, Kernels::OfAmpere].map(|kernels| {
+            let got = attend(kernels, near, 0);
+            // Bounds on the positions that are larger than need be, as a recorded step has them.
+            let recorded = attend(kernels, *capacity, 0);
+            assert!(bits(&got) == bits(&recorded) || got.iter().any(|v| v.is_nan()), "{first} positions and {m}");
+            // On tensor cores the bits of a row are those that it has without the rows before it.
+            if alone {
+                let (last, of_all) = (attend(kernels, *capacity, without), &got[without * heads.heads * size..]);
+                let same = bits(&last) == bits(of_all) || got.iter().any(|v| v.is_nan());
+                assert!(same, "{first} positions and {m}, {kernels:?}");
+            }
+            got
+        });
+        for got in &got {
+            for i in 0..m {
+                for h in 0..heads.heads {
+                    let query: Vec<f64> = queries[i * row + h * size..][..size].iter().map(|&v| f64::from(v)).collect();
+                    self.check(query, computed, h, first + i, &got[(i * heads.heads + h) * size..][..size], out_type);
+                }
             }
         }
+        let [got, _] = got;
         got
     }
 
