@@ -54,10 +54,10 @@ template <int HEAD, KvType KV, bool CHANGED> struct Shape {
 DEV u32 place_of(u32 element) { return element / 16 * 16 + element % 2 * 8 + element % 16 / 2; }
 DEV u32 element_at(u32 place) { return place / 16 * 16 + place % 8 * 2 + place % 16 / 8; }
 
-// A query at `from`, or zeros, rounded to the type that keys have in products, to chunk by chunk of shared memory: at(c)
-// is where chunk c of 8 elements lies. Of a half the largest element is brought between 2^14 and 2^15 before, by a
-// power of two. The result is what its products are multiplied by to be scores in powers of two: above 0, so that minus
-// infinity stays what it is.
+// A query at `from`, or zeros, rounded to the type that keys have in products, to shared memory: at(c) is where chunk c
+// of 8 elements lies. Of a half the largest element is brought between 2^14 and 2^15 before, by a power of two. The
+// result is what its products are multiplied by to be scores in powers of two: above 0, so that minus infinity stays
+// what it is.
 template <int HEAD, KvType KV, class At>
 DEV float put_query(const Params& p, const float* from, bool given, u32 lane, const At& at) {
   constexpr bool BF16 = KV == BFLOATS;

@@ -1,5 +1,5 @@
-// Products of attention by wgmma: scores of queries and keys, both in shared memory; weights, in registers, times values
-// as they lie there, a row for each position.
+// Products of attention by wgmma: scores of queries and keys, both in shared memory; weights, in registers, times
+// values as they lie there, a row for each position.
 #pragma once
 #include "hopper.cuh"
 #include "wgmma.cuh"

@@ -343,10 +343,7 @@ pub fn attention_by(
     if let (None, Kernels::All, Some(many_rows)) =
         (&decoding, kernels, attention_wgmma::choice(gpu.caps(), rows, what.changes_scores(), cache, layer)?)
     {
-        let (function, [keys, values]) = (gpu.function(&many_rows.instance)?, &many_rows.maps);
-        let args = [Arg::new(&params), Arg::new(keys), Arg::new(values)];
-        // SAFETY: as below; the maps are of the layer's keys and values.
-        return unsafe { function.launch(stream, &many_rows.form, &args) };
+        return many_rows.launch(gpu, stream, &params);
     }
     let attend = match (decoding, attention_mma::choice(gpu.caps(), rows, what.changes_scores(), cache)?) {
         (Some(instance), _) => (instance, flash_decoding::form(gpu, heads, rows, division)?),

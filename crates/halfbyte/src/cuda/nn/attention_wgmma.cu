@@ -1,17 +1,17 @@
 // Causal grouped-query attention of many rows over a cache of halves, by wgmma and the copy engine of sm_90a:
 // out = softmax(scale * q * keys^T) * values.
 //
-//   a block owns one key/value head and a tile of queries (a row's heads of the group, row after row), of which each of
-//   two warpgroups multiplies 64; the third brings tiles of keys and of values, in a ring of two stages:
+//   a block owns one key/value head and a tile of queries (a row's heads of the group, row after row), of which each
+//   of two warpgroups multiplies 64; the third brings tiles of keys and of values, in a ring of two stages:
 //       scores = q * keys^T; shift the running maximum; weights = 2^(score - maximum), rounded to halves
 //       sums = sums * 2^(old - new maximum) + weights * values
 //   while the scores of a tile are shifted and become weights, the tensor cores multiply the weights of the tile before
 //
 // Queries are rounded, and bits of a query depend on its position alone, as in attention_mma.cu; tiles are longer here.
 //
-// NaN: a score that a query does not see is minus infinity by selection, but 0 * NaN is NaN. So the third warpgroup makes
-// zeros of what is not finite in tiles that some query sees in part, and says where it was: sums of the queries that see
-// it become NaN.
+// NaN: a score that a query does not see is minus infinity by selection, but 0 * NaN is NaN. So the third warpgroup
+// makes zeros of what is not finite in tiles that some query sees in part, and says where it was: sums of the queries
+// that see it become NaN.
 #include "attention_tiles.cuh"
 #include "attention_wgmma.cuh"
 
@@ -272,12 +272,12 @@ __global__ void __launch_bounds__(BLOCK, 1)
           }
           of_scores = 1;
         }
-        const float distance = float(begin + 2 * int(lane % 4) - position[r]);
+        const float nearest = slope[r] * float(begin + 2 * int(lane % 4) - position[r]);
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
           for (int i = 0; i < 2; i++)
-            scores[n][2 * r + i] = fmaf(slope[r], distance + float(8 * n + i), scores[n][2 * r + i] * of_scores);
+            scores[n][2 * r + i] = fmaf(slope[r], float(8 * n + i), fmaf(scores[n][2 * r + i], of_scores, nearest));
         }
         of_scores = 1;
       }

@@ -4,10 +4,10 @@ use super::attention::{FEW_QUERIES, LARGEST_HEAD, OP, Params};
 use super::attention_mma::MOST_POSITIONS;
 use super::kv_cache::{KvCache, KvView, on_tensor_cores};
 use super::{launch, narrow};
-use crate::cuda::Caps;
-use crate::cuda::driver::{Launch, Swizzle, TensorMap, Tiles};
+use crate::cuda::driver::{Arg, Launch, Stream, Swizzle, TensorMap, Tiles};
 use crate::cuda::parameters::Parameters;
 use crate::cuda::sources::{Instance, Source};
+use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::kernel::KvType;
 
@@ -42,10 +42,19 @@ fn padded(head_size: usize) -> usize {
 
 /// A launch for many rows.
 pub(super) struct ManyRows {
-    pub(super) instance: Instance,
-    pub(super) form: Launch,
+    instance: Instance,
+    form: Launch,
     /// Of the keys, and of the values of a layer.
-    pub(super) maps: [TensorMap; 2],
+    maps: [TensorMap; 2],
+}
+
+impl ManyRows {
+    /// Puts the kernel into a stream. The caller has checked what the parameters name.
+    pub(super) fn launch(&self, gpu: &Gpu, stream: &Stream, params: &Params) -> Result<()> {
+        let (function, [keys, values]) = (gpu.function(&self.instance)?, &self.maps);
+        // SAFETY: the source's parameters; the maps are of whole matrices.
+        unsafe { function.launch(stream, &self.form, &[Arg::new(params), Arg::new(keys), Arg::new(values)]) }
+    }
 }
 
 /// The kernel for so many rows over this cache; none: another one is for them.
