@@ -60,8 +60,9 @@ fn of_tokens(tokens: usize, early: bool) -> Vec<Config> {
     let mut all: Vec<Config> =
         bases.into_iter().flat_map(|base| splits.iter().map(move |&split| Config { split, ..base })).collect();
     match tokens {
-        ..=16 => all.push(TWO_SETS),
-        33..192 => all.push(TWO_BY_TWO),
+        8 => all.push(TWO_SETS),
+        16 => all.extend([TWO_SETS, TWO_BY_TWO]),
+        ..192 => all.push(TWO_BY_TWO),
         _ => {}
     }
     all.into_iter().map(|config| Config { tokens, early, ..config }).collect()
