@@ -270,6 +270,7 @@ impl<'m> Run<'m> {
             cap: of.cap,
             slopes: of.alibi.as_ref().map(Buffer::view),
             sinks: of.sinks.as_ref().map(Buffer::view),
+            kernels: nn::Kernels::All,
         };
         let out = attended.view_mut(first * width..(first + on.len()) * width);
         Ok(nn::attention(self.cuda.gpu(), self.cuda.stream(), &what, cache, layer, attention, out)?)

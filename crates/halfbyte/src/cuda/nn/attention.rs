@@ -92,6 +92,18 @@ pub struct Attention<'a> {
     pub slopes: Option<View<'a, f32>>,
     /// Scores that count in the softmax and stand for no value, `[heads]`.
     pub sinks: Option<View<'a, f32>>,
+    /// What may compute it.
+    pub kernels: Kernels,
+}
+
+/// Which kernels may compute attention of many rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kernels {
+    /// The fastest that a processor has.
+    #[default]
+    All,
+    /// Those that every processor from sm_80 on has.
+    OfAmpere,
 }
 
 impl Attention<'_> {
@@ -255,32 +267,6 @@ pub fn attention(
     workspace: &mut AttentionWorkspace,
     out: FloatViewMut<'_>,
 ) -> Result<()> {
-    attention_by(Kernels::All, gpu, stream, what, cache, layer, workspace, out)
-}
-
-/// Which kernels may compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernels {
-    /// Those that are fastest.
-    All,
-    /// Those that run on every processor from sm_80 on too.
-    OfAmpere,
-}
-
-/// [`attention`] by some of its kernels.
-///
-/// *Shapes, accuracy, errors:* as there.
-#[expect(clippy::too_many_arguments, reason = "as `attention`, and one more")]
-pub fn attention_by(
-    kernels: Kernels,
-    gpu: &Gpu,
-    stream: &Stream,
-    what: &Attention<'_>,
-    cache: &KvCache,
-    layer: usize,
-    workspace: &mut AttentionWorkspace,
-    out: FloatViewMut<'_>,
-) -> Result<()> {
     let heads = cache.heads();
     let rows = what.check(heads, cache.capacity())?;
     same_length(OP, "out", Some(rows * heads.heads * heads.head_size), out.len())?;
@@ -340,10 +326,11 @@ pub fn attention_by(
         padding: 0,
     };
     let joins = decoding.is_some();
-    if let (None, Kernels::All, Some(many_rows)) =
-        (&decoding, kernels, attention_wgmma::choice(gpu.caps(), rows, what.changes_scores(), cache, layer)?)
-    {
-        return many_rows.launch(gpu, stream, &params);
+    if decoding.is_none() && what.kernels == Kernels::All {
+        let many_rows = attention_wgmma::choice(gpu.caps(), rows, what.changes_scores(), cache, layer)?;
+        if let Some(many_rows) = many_rows {
+            return many_rows.launch(gpu, stream, &params);
+        }
     }
     let attend = match (decoding, attention_mma::choice(gpu.caps(), rows, what.changes_scores(), cache)?) {
         (Some(instance), _) => (instance, flash_decoding::form(gpu, heads, rows, division)?),

@@ -21,7 +21,7 @@ constexpr int BLOCK = 3 * WARPGROUP;
 // Warps of the third warpgroup: the first one asks for copies, the others look after values.
 constexpr u32 CLEANING_WARPS = 3;
 
-// HEAD: size of a head, rounded up to 16. As `Shape` in attention_wgmma.rs.
+// HEAD: size of a head, rounded up to 16. As `Tile` in attention_wgmma.rs.
 template <int HEAD> struct Tile {
   static constexpr int KEYS = HEAD <= 128 ? 128 : 64;  // positions
   static constexpr int ELEMENTS = HEAD <= 128 ? HEAD : (HEAD + 31) / 32 * 32;  // of values, as wgmma takes them

@@ -5,8 +5,7 @@
 //       every sum
 //   two shots, for many: each rank gets its part of the values from all others, and sends them the sums of that
 //   sums are formed in the order of ranks, and have the same bits either way
-//   blocks are few, and the next kernel starts when this one has heard: ranks may share a GPU, and it would take the
-//       room of what this one waits for
+//   blocks are few: ranks may share a GPU
 #include "ampere.cuh"
 
 #include "ranks.cuh"
@@ -36,6 +35,7 @@ DEV void put_sums(const ReduceParams& p, u64 at, float4 sum, u64 left) {
 
 __global__ void __launch_bounds__(THREADS) all_reduce(const __grid_constant__ ReduceParams p) {
   dependency_wait();
+  launch_dependents();
   Call call(p.ranks);
   const u64 first = 4 * (u64(blockIdx.x) * THREADS + threadIdx.x), step = u64(4) * THREADS * gridDim.x;
   auto own = [&](u64 at) {
@@ -60,6 +60,8 @@ template <class Each> DEV void batches(u64 length, Each&& each) {
 // all others.
 __global__ void __launch_bounds__(THREADS) in_shots(const __grid_constant__ ReduceParams p) {
   constexpr u32 FIRST = 1, SECOND = 2;
+  // The next kernel starts when this one has heard: where ranks share a GPU it would take the room of what this one
+  // waits for.
   dependency_wait();
   Call call(p.ranks);
   const u32 rank = p.ranks.rank, size = p.ranks.size;
@@ -137,6 +139,7 @@ struct GatherParams {
 
 __global__ void __launch_bounds__(THREADS) all_gather(const __grid_constant__ GatherParams p) {
   dependency_wait();
+  launch_dependents();
   Call call(p.ranks);
   // A launch has few elements of a rank.
   const u32 first = 4 * (blockIdx.x * THREADS + threadIdx.x), step = 4 * THREADS * gridDim.x, rows = u32(p.rows);

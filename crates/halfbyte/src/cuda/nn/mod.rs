@@ -41,7 +41,7 @@ pub use argmax::{Step, argmax};
 pub use assign::{Assignment, Deal};
 pub use attention::{
     Attention, AttentionWorkspace, FEW_QUERIES, Kernels, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention,
-    attention_by, attention_kernel,
+    attention_kernel,
 };
 pub use collectives::{Collectives, Mailbox, Neighbours, Update};
 pub use columns::columns;

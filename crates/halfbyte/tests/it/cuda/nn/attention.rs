@@ -211,8 +211,9 @@ impl<'a> Text<'a> {
                     cap: *cap,
                     slopes,
                     sinks,
+                    kernels,
                 };
-                nn::attention_by(kernels, bench.gpu, &bench.stream, &what, cache, LAYER, workspace, out).unwrap();
+                nn::attention(bench.gpu, &bench.stream, &what, cache, LAYER, workspace, out).unwrap();
             })
         };
         let alone = computed == Computed::Rounded && last == computed;

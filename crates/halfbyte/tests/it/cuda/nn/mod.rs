@@ -143,6 +143,7 @@ fn wrong_shapes_are_errors() {
                 cap: None,
                 slopes: None,
                 sinks: None,
+                kernels: nn::Kernels::All,
             };
             let out = out.view_mut(0..out_len);
             nn::attention(&gpu, &bench.stream, &what, &cache, layer, &mut workspace, out)

@@ -57,6 +57,7 @@ fn one_row_of_each_of_many_texts_is_within_the_bound() {
                         cap: *cap,
                         slopes,
                         sinks,
+                        kernels: Kernels::All,
                     };
                     nn::attention(bench.gpu, &bench.stream, &what, cache, LAYER, workspace, out).unwrap();
                 })
