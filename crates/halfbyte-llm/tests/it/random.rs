@@ -3,7 +3,7 @@
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
 use halfbyte::{Format, StoredTensor, WeightFormat};
-use halfbyte_llm::{Config, Error, LoadOptions, Model, RandomWeights, Sampler, Sampling, Session};
+use halfbyte_llm::{Config, Error, KvType, LoadOptions, Model, RandomWeights, Sampler, Sampling, Session};
 use std::path::Path;
 
 fn config(layers: usize, tied: bool) -> Config {
@@ -55,6 +55,22 @@ fn random_models_compute_finite_logits_the_same_each_time() {
         let bytes = model.weight_bytes() as u64;
         assert!(least <= bytes && bytes <= least + least / 2, "{name:?}: {bytes} bytes, at least {least} expected");
         assert!(model.bytes_of_step(1) <= model.weight_bytes());
+    }
+}
+
+/// Attention is to many positions, so that what is rounded moves all tokens alike: keys and values in f16 move no logit far.
+#[test]
+fn no_token_hangs_on_a_rounding() {
+    let cpu = Cpu::all_threads().unwrap();
+    for format in ["w4a16-g128", "w4a16-g32", "w3a16-g32", "w2a16-g64", "w4a16-g32-asym", "w8a16"] {
+        let weights = RandomWeights { format: Some(weight(format)), head: None };
+        let [exact, rounded] = [KvType::F32, KvType::F16].map(|kv| {
+            let options = LoadOptions { kv: Some(kv), ..LoadOptions::default() };
+            logits(&Model::random(config(4, false), weights, &options).unwrap(), &cpu)
+        });
+        let size = (exact.iter().map(|v| v * v).sum::<f32>() / exact.len() as f32).sqrt();
+        let worst = exact.iter().zip(&rounded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst > 0.0 && worst < 5e-3 * size, "{format}: {worst} of {size}");
     }
 }
 

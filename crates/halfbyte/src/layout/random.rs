@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! codes            uniform over all of the format's, drawn where they are packed (codes/random.rs)
-//! scale (i, g)     element i + g of a table: k^−½ / (deviation of code − zero), times 0.75 … 1.25
+//! scale (i, g)     element i + g of a table: k^−½ / (deviation of code − zero), times 0.75 … 1.25; of symmetric codes, but for scales
+//!                  on two levels, half of them negative
 //! zero (i, g)      element i + g of a table: uniform over the codes; an offset puts zero in the middle
 //! ```
 //!
@@ -162,7 +163,13 @@ impl StoredTensor<'static> {
                 let channel = dtype.round(scale / 5.05);
                 numbers(OF_SCALES).map(|at| channel * (1 + word(at) % MOST_FACTOR) as f32).collect()
             }
-            None => numbers(OF_SCALES).map(|at| format.scale.round(scale * (0.75 + 0.5 * uniform(at)))).collect(),
+            // Symmetric codes are −0.5 on average. Were all scales positive, the outputs of a layer would have a mean, layers would make it
+            // grow, and attention would be to single positions.
+            None => {
+                let negative = |at| format.zero == Zero::Symmetric && word(at) & 1 == 1;
+                let drawn = |at| scale * (0.75 + 0.5 * uniform(at)) * if negative(at) { -1.0 } else { 1.0 };
+                numbers(OF_SCALES).map(|at| format.scale.round(drawn(at))).collect()
+            }
         };
         let zeros = match format.zero {
             Zero::Symmetric => StoredZeros::Symmetric,
