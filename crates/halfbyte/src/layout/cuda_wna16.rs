@@ -1,4 +1,4 @@
-//! Codes of 4 and 8 bits in fragments of the tensor cores, their scales beside them: what the `wna16` GPU kernels read.
+//! Codes of 2 to 8 bits in fragments of the tensor cores, their scales beside them: what the `wna16` GPU kernels read.
 //!
 //! ```text
 //! strip = 64 outputs;  super-strip = 4 strips, the last one 1 to 4;  atom = one strip × 128 columns
@@ -14,7 +14,7 @@
 //!     bits  4 (R+8, c)     20 (R+8, c+1)      register 1
 //!     bits  8 (R, c+8)     24 (R, c+9)        register 2
 //!     bits 12 (R+8, c+8)   28 (R+8, c+9)      register 3
-//! codes of 6 bits: in two planes (`planes.rs`)
+//! codes of 2, 3 and 6 bits: in planes (`planes.rs`)
 //! codes of 8 bits  [quarter i 0..4][lane 0..32][word j 0..4]:
 //!     column c = 32i + 16·(j / 2) + 2·(lane % 4) + 8·(j % 2); bytes (R, c) (R+8, c) (R, c+1) (R+8, c+1)
 //! scales, zero points and offsets of a group  [i 0..8]: rows i and i + 8 of the unit
@@ -27,8 +27,8 @@
 //! ```
 //!
 //! Rows are padded to 64 and columns to 128, with scales of zero. Groups of a multiple of 128, 64, 32 or 16 columns lie as groups
-//! of that size with the same scale, those with offsets as groups of 64 at most. Codes of 3 bits lie in places of 4, symmetric ones with 4 added: zero is 8.
-//! Codes of 8 bits that a file holds in 6 or fewer lie in 6 beside such multiples, symmetric ones with 96 taken off: zero is 32. Columns that were quantised in another order (act-order) are sorted by their group, and
+//! of that size with the same scale, those with offsets as groups of 64 at most. Beside multiples codes of 3 bits lie in places of 4, symmetric ones
+//! with 4 added: zero is 8; codes of 8 bits that a file holds in 6 or fewer lie in 6, symmetric ones with 96 taken off: zero is 32. Columns that were quantised in another order (act-order) are sorted by their group, and
 //! `order` tells which column of x belongs to each.
 
 mod atom;
@@ -167,8 +167,10 @@ impl CudaWna16 {
             let [strip, step] = place_of_atom(at, [strips, steps]);
             let in_bytes = bytes[..atom.codes_bytes()].chunks_exact(4);
             let mut words: Vec<u32> = in_bytes.map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
-            if atom.bits == 6 {
-                words = planes::unfold(&words).into();
+            match atom.bits {
+                2 | 3 => words = planes::unfold_nibbles(&words, atom.bits).into(),
+                6 => words = planes::unfold(&words).into(),
+                _ => (),
             }
             for (i, word) in words.into_iter().enumerate() {
                 for f in 0..atom.fields() {
@@ -288,6 +290,10 @@ impl Source<'_> {
         };
         let out = out[..self.atom.codes_bytes()].chunks_exact_mut(4);
         match self.atom.bits {
+            bits @ (2 | 3) => {
+                let words = planes::fold_nibbles(&std::array::from_fn(word), bits);
+                out.zip(words).for_each(|(out, word)| out.copy_from_slice(&word.to_le_bytes()));
+            }
             6 => {
                 let words = planes::fold(&std::array::from_fn(word));
                 out.zip(words).for_each(|(out, word)| out.copy_from_slice(&word.to_le_bytes()));

@@ -54,7 +54,7 @@ fn what_is_packed_unpacks_to_the_same_tensor() {
 }
 
 /// Formats of both widths with every size of groups, with and without zero points, with scales of both types.
-const WNA16: [&str; 30] = [
+const WNA16: [&str; 34] = [
     "w4a16-g128",
     "w4a16-g128-asym",
     "w4a16-g64-sbf16",
@@ -81,6 +81,10 @@ const WNA16: [&str; 30] = [
     "w8a16-g16-sf32",
     "w8a16-g32-float-sf32",
     "w8a16-tensor-sf32",
+    "w2a16-g32",
+    "w2a16-g64-asym",
+    "w2a16-g16-float-sf32",
+    "w2a16",
     "w3a16-g128",
     "w3a16-g16-sf32",
     "w3a16-g64-asym",
@@ -111,7 +115,6 @@ fn what_is_packed_for_tensor_cores_unpacks_to_the_same_tensor() {
 #[test]
 fn what_tensor_cores_cannot_hold_is_refused() {
     let refused = |name: &str, k| Atom::of(parse(name).weight, k).unwrap_err().to_string();
-    assert!(refused("w3a16-g128", 256).contains("codes of 4 or 8 bits, got 3"));
     assert!(refused("w4a16-g32-float", 256).contains("float offsets"));
     assert!(refused("w4a16-g32-sf32", 256).contains("got f32"));
     assert!(refused("w4a16-g20", 256).contains("a multiple of 32, got 20"));
@@ -120,6 +123,8 @@ fn what_tensor_cores_cannot_hold_is_refused() {
     assert!(refused("w4a16-g20-si8", 256).contains("a multiple of 32, got 20"));
     assert!(refused("w4a16-g32-sf32", 256).contains("got f32"));
     assert_eq!(Atom::of(parse("w4a16-g20").weight, 16).unwrap().group, 0);
+    let of_5_bits = WeightFormat { bits: 5, ..parse("w4a16-g128").weight };
+    assert!(Atom::of(of_5_bits, 256).unwrap_err().to_string().contains("codes of 2, 3, 4 or 8 bits, got 5"));
     let refused = |name: &str, k| Atom::of_any(parse(name).weight, k).unwrap_err().to_string();
     assert!(refused("w4a16-g20-sf32", 256).contains("a multiple of 16, got 20"));
 
@@ -142,6 +147,12 @@ fn packed_codes_take_no_more_than_their_bits() {
         let w = random.qtensor(parse(name).weight, [256, 1024], false);
         let packed = CpuN16::pack(&w, false).bytes() as f64 * 8.0 / (256.0 * 1024.0);
         assert_eq!(packed, bits, "{name}");
+    }
+    let formats = [("w2a16-g128", 2.125), ("w3a16-g128", 3.125), ("w3a16-g64-asym", 3.375), ("w4a16-g128", 4.125)];
+    for (name, bits) in formats {
+        let w = random.qtensor(parse(name).weight, [256, 1024], false);
+        let packed = CudaWna16::pack(&w, Act::A16).unwrap().atoms().len() as f64 * 8.0 / (256.0 * 1024.0);
+        assert_eq!(packed, bits, "{name} for tensor cores");
     }
 }
 

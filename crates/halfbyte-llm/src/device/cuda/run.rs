@@ -185,6 +185,7 @@ impl State {
             rope: persistent::rope(model, *room),
             cache,
             normed: normed.view_mut(0..*hidden),
+            behind: vocabulary.floats_of_head(),
         };
         Ok(kernel.step(cuda.gpu(), cuda.stream(), step)?)
     }

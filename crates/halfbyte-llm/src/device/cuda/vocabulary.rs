@@ -86,6 +86,11 @@ impl Vocabulary {
         }
     }
 
+    /// The head's weights, if they are floats.
+    pub(super) fn floats_of_head(&self) -> Option<FloatView<'_>> {
+        self.head.as_ref().map_or_else(|| self.embedding.floats(), Projection::floats)
+    }
+
     /// Bytes of embedding and head.
     pub(super) fn bytes(&self) -> usize {
         self.embedding.bytes() + self.head.as_ref().map_or(0, Projection::bytes)

@@ -116,7 +116,12 @@ template <int BITS> struct Row<WNA16, BITS> {
                   own + 128 / w.group * scales_bytes(w) + c / w.group * zeros_bytes(w));
     }
     u32 code;
-    if (BITS == 4) {
+    if (BITS < 4) {
+      const u8* half = unit + c / 64 * (128 * BITS);
+      const u32 step = c % 64 / 16, at = 4 * upper + 8 * high + 16 * odd;
+      code = reinterpret_cast<const u32*>(half)[2 * lane + step / 2] >> (at + step % 2 * 2) & 3;
+      if (BITS == 3) code |= (reinterpret_cast<const u32*>(half + 256)[lane] >> (at + step) & 1) << 2;
+    } else if (BITS == 4) {
       const u32 word = reinterpret_cast<const u32*>(unit)[(c / 64 * 32 + lane) * 4 + c % 64 / 16];
       code = word >> (4 * upper + 8 * high + 16 * odd) & 15;
     } else {

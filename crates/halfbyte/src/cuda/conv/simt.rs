@@ -24,7 +24,7 @@ pub(super) const KERNEL: Kernel = Kernel::with_one(
         what: "a thread an output, f32 multiply-add, every geometry, format, layout and processor",
         serves: |arch| arch.number >= 75,
         instances: || {
-            let codes = [[1, 2], [1, 4], [1, 8], [2, 4], [2, 8]];
+            let codes = [[1, 2], [1, 4], [1, 8], [2, 2], [2, 3], [2, 4], [2, 8]];
             let all = [[0, 0]].into_iter().chain(codes).map(|[layout, bits]| instance(layout, bits));
             all.chain(quantize_pixels::instances()).collect()
         },
@@ -105,7 +105,7 @@ impl Direct {
         match self.problem.packed {
             DENSE => instance(0, 0),
             "cuda_plain" => instance(1, if bits == 3 { 4 } else { bits }),
-            _ => instance(2, if bits == 3 { 4 } else { bits }),
+            _ => instance(2, bits),
         }
     }
 }

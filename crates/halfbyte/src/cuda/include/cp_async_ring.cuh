@@ -187,18 +187,18 @@ typedef u32 Step[(NT + 15) / 16][4];  // B fragments of 16 k
 struct Warp {
   u32 row, codes, scales,
       // addresses in the first stage: this lane's row of x for ldmatrix, and what W has for it; zeros or offsets
-      zeros, params, upper;  // what scales are multiples of and by; upper bits of codes of 6
+      zeros, params, upper;  // what scales are multiples of and by; upper bits of codes of 3 and 6
   int pair;  // of rows
   DEV Warp make(const Ring& r, int wg, int warp, int lane) {
     const int token = (lane & 7) + (WIDTH == 8 ? 0 : (lane >> 4) << 3), piece = lane >> 3 & (WIDTH == 8 ? 3 : 1);
     const u32 strip = r.w + wg * STRIPS * STRIP_BYTES, codes = strip + warp * STAGE_CODES,
               params = strip + STRIP_PARAMS + warp * STAGE_PARAMS;
     return {r.x + token * 128 + ((piece ^ (lane & 7)) << 4),
-            codes + lane * 16,
+            codes + lane * (BITS < 4 ? 8 : 16),
             params + (lane >> 2) * (GROUP_SCALES / 8),
             params + STAGE_ZEROS + (lane >> 2) * (GROUP_ZEROS / 8),
             params,
-            codes + 512 + lane * 8,
+            BITS == 3 ? codes + 256 + lane * 4 : codes + 512 + lane * 8,
             lane >> 2};
   }
   // x of WIDTH tokens and 32 bytes of columns; with 8 tokens and PAIR, 64 bytes.
@@ -216,14 +216,20 @@ struct Warp {
   // A lane's words of STEPS k16 steps of a strip of a stage, from a step on.
   template <int STEPS>
   __device__ __forceinline__ void load_steps(u32 (&q)[words_of(STEPS)], u32 stage, int p, int step) const {
-    constexpr int COUNT = BITS == 6 ? STEPS : words_of(STEPS), APART = BITS == 6 ? 768 : 512;  // of the lower bits
+    // Words of the lower bits, those that lie together, and from such to the next.
+    constexpr int COUNT = lower_words(STEPS), QUAD = BITS < 4 ? 2 : 4, APART = UNIT_CODES / (BITS == 8 ? 4 : 2);
     const u32 strip = stage * STAGE_W + p * STRIP_BYTES, at = codes + strip;
-    const int first = BITS == 6 ? step : step * (BITS / 4);
-    if constexpr (COUNT == 2) {
-      u32 v[2];
-      load_shared(v, at + (first >> 2) * APART + (first & 2) * 4);
-      q[0] = v[0];
-      q[1] = v[1];
+    const int first = lower_words(step);
+    if constexpr (COUNT == 1) {
+      q[0] = load_shared(at + first / QUAD * APART + first % QUAD * 4);
+    } else if constexpr (COUNT == 2 || QUAD == 2) {
+#pragma unroll
+      for (int i = 0; i < COUNT; i += 2) {
+        u32 v[2];
+        load_shared(v, at + (first + i) / QUAD * APART + (first + i) % QUAD * 4);
+        q[i] = v[0];
+        q[i + 1] = v[1];
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < COUNT; i += 4) {
@@ -236,7 +242,14 @@ struct Warp {
     if constexpr (BITS == 6) {
 #pragma unroll
       for (int i = 0; i < STEPS / 2; i++)
-        q[STEPS + i] = load_shared(upper + strip + (step / 2 + i) / 2 * APART + (step / 2 + i) % 2 * 4);
+        q[COUNT + i] = load_shared(upper + strip + (step / 2 + i) / 2 * APART + (step / 2 + i) % 2 * 4);
+    }
+    if constexpr (BITS == 3) {  // of two steps the bits that `widened` takes of the first two of four
+#pragma unroll
+      for (int i = 0; i < (STEPS + 3) / 4; i++) {
+        const u32 word = load_shared(upper + strip + (step / 4 + i) * APART);
+        q[COUNT + i] = STEPS == 2 ? word >> (step & 2) : word;
+      }
     }
   }
 };

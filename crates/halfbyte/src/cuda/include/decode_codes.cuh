@@ -3,38 +3,63 @@
 #include "ampere.cuh"
 #include "weight_atom.cuh"
 
-// A lane's words for so many k16 steps, of 6 bits at least two: first the lower bits of all, then the upper ones.
-DEV constexpr int words_of(int steps) { return steps * BITS / 4; }
+// A lane's words for so many k16 steps, at least two where codes are in planes: first the lower bits of all, then the
+// upper ones.
+DEV constexpr int lower_words(int steps) { return BITS == 6 ? steps : BITS == 3 ? steps / 2 : steps * BITS / 4; }
+DEV constexpr int words_of(int steps) {
+  return lower_words(steps) + (BITS == 6 ? steps / 2 : BITS == 3 ? (steps + 3) / 4 : 0);
+}
 typedef u32 Codes[words_of(8)];  // a lane's words of a unit
 
 // The lane's codes of one unit; at: its address.
 DEV void load_codes(Codes& q, u32 at, int lane) {
-  constexpr int QUADS = BITS == 8 ? 4 : 2, APART = BITS == 6 ? 768 : 512;
+  if constexpr (BITS < 4) {
 #pragma unroll
-  for (int i = 0; i < QUADS; i++) {
-    u32 v[4];
-    load_shared(v, at + i * APART + lane * 16);
+    for (int i = 0; i < 2; i++) {
+      u32 v[2];
+      load_shared(v, at + i * (UNIT_CODES / 2) + lane * 8);
+      q[2 * i] = v[0], q[2 * i + 1] = v[1];
+      if (BITS == 3) q[(4 + i) % words_of(8)] = load_shared(at + i * (UNIT_CODES / 2) + 256 + lane * 4);
+    }
+  } else {
+    constexpr int QUADS = BITS == 8 ? 4 : 2, APART = BITS == 6 ? 768 : 512;
 #pragma unroll
-    for (int j = 0; j < 4; j++) q[4 * i + j] = v[j];
-  }
+    for (int i = 0; i < QUADS; i++) {
+      u32 v[4];
+      load_shared(v, at + i * APART + lane * 16);
 #pragma unroll
-  for (int i = 0; BITS == 6 && i < 2; i++) {
-    u32 v[2];
-    load_shared(v, at + i * APART + 512 + lane * 8);
-    q[(8 + 2 * i) % words_of(8)] = v[0];
-    q[(9 + 2 * i) % words_of(8)] = v[1];
+      for (int j = 0; j < 4; j++) q[4 * i + j] = v[j];
+    }
+#pragma unroll
+    for (int i = 0; BITS == 6 && i < 2; i++) {
+      u32 v[2];
+      load_shared(v, at + i * APART + 512 + lane * 8);
+      q[(8 + 2 * i) % words_of(8)] = v[0];
+      q[(9 + 2 * i) % words_of(8)] = v[1];
+    }
   }
 }
-// The words of a k16 step out of those of STEPS: one of 4-bit codes, or two of bytes, which codes of 6 bits become.
-template <int STEPS> DEV void words_of_step(const u32* q, int step, u32 (&words)[BITS == 4 ? 1 : 2]) {
-  if constexpr (BITS == 6) {
+// The word of 4-bit codes that codes of 2 and 3 bits are, of a step of four; symmetric ones RAISED, so that 8 is zero.
+template <bool RAISED> DEV u32 widened(u32 lower, u32 upper, int step) {
+  constexpr u32 UP = RAISED && !FROM_ZERO ? (8 - (1 << (BITS - 1))) * 0x11111111u : 0;
+  const u32 low = step % 2 ? lower >> 2 : lower;
+  if constexpr (BITS == 2) return (low & 0x33333333) + UP;
+  const u32 high = step % 4 == 0 ? upper << 2 : step % 4 == 1 ? upper << 1 : step % 4 == 2 ? upper : upper >> 1;
+  return and_or(high, 0x44444444, low & 0x33333333) + UP;
+}
+// The words of a k16 step out of those of STEPS: one of 4-bit codes, which those of 2 and 3 become, or two of bytes,
+// which codes of 6 bits become.
+template <int STEPS, bool RAISED = true> DEV void words_of_step(const u32* q, int step, u32 (&words)[FIELD / 4]) {
+  if constexpr (BITS < 4) {
+    words[0] = widened<RAISED>(q[step / 2], BITS == 3 ? q[lower_words(STEPS) + step / 4] : 0, step);
+  } else if constexpr (BITS == 6) {
     const u32 low = q[step], high = q[STEPS + step / 2];
     const u32 upper[2] = {step % 2 ? high : high << 4, step % 2 ? high >> 2 : high << 2};
 #pragma unroll
     for (int i = 0; i < 2; i++) words[i] = and_or(upper[i], 0x30303030, (i ? low >> 4 : low) & 0x0f0f0f0f);
   } else {
 #pragma unroll
-    for (int i = 0; i < BITS / 4; i++) words[i] = q[step * (BITS / 4) + i];
+    for (int i = 0; i < FIELD / 4; i++) words[i] = q[step * (FIELD / 4) + i];
   }
 }
 // The constants that take the zero points of rows R and R+8 off.
@@ -44,11 +69,11 @@ struct Zeros {
 DEV Zeros zeros_symmetric() {
   // Of codes with offsets nothing comes off.
   if constexpr (W_OFFSET) {
-    if constexpr (BITS == 4)
+    if constexpr (FIELD == 4)
       return BF16 ? Zeros{int4_bf16_zero(0), int4_bf16_zero(0)} : Zeros{int4_half_zero_r(0), int4_half_zero_r8(0)};
     else
       return BF16 ? Zeros{0x43004300, 0x43004300} : Zeros{int8_half_zero(0), int8_half_zero(0)};
-  } else if constexpr (BITS == 4) {
+  } else if constexpr (FIELD == 4) {
     return BF16 ? Zeros{int4_bf16_zero(8), int4_bf16_zero(8)} : Zeros{int4_half_zero_r(8), int4_half_zero_r8(8)};
   } else if constexpr (BITS == 6) {
     return BF16 ? Zeros{0x42c042c0, 0x42c042c0} : Zeros{int8_half_zero(32), int8_half_zero(32)};
@@ -61,7 +86,7 @@ DEV Zeros zeros_symmetric() {
 }
 DEV Zeros zeros_of(u32 z) {  // z: zero points of R and R+8 in the low two bytes
   const u32 a = z & 255, b = (z >> 8) & 255;
-  if constexpr (BITS == 4) {
+  if constexpr (FIELD == 4) {
     if constexpr (BF16)
       return {int4_bf16_zero(a), int4_bf16_zero(b)};
     else
@@ -161,9 +186,9 @@ template <int STEPS> DEV void decode(const u32* words, int step, const Fold& fol
 
 // One k16 step out of STEPS: exact integers q - z.
 template <int STEPS> DEV void decode(const u32* words, int step, Zeros z, u32 (&a)[4]) {
-  u32 q[BITS == 4 ? 1 : 2];
+  u32 q[FIELD / 4];
   words_of_step<STEPS>(words, step, q);
-  if constexpr (BITS == 4) {
+  if constexpr (FIELD == 4) {
     if constexpr (BF16)
       int4_to_bf16(q[0], z.r, z.r8, a);
     else

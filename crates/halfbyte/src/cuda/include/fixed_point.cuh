@@ -10,8 +10,7 @@
 // and the scale in place of the power. Where a row of weights has one scale, alone or above the factors of its
 // groups (ROWS_SCALED), all of x has one such rule (WHOLE), and sums stay integers.
 #pragma once
-#include "ampere.cuh"
-#include "weight_atom.cuh"
+#include "decode_codes.cuh"
 
 constexpr bool QUANTIZED = HB_QUANTIZED, ROWS_SCALED = FACTORS || GROUP == 0, WHOLE = QUANTIZED && ROWS_SCALED;
 constexpr u32 POWER = QUANTIZED ? 128 : 512, X_UNIT = POWER + 16;
@@ -77,17 +76,19 @@ DEV void put_power(u32 unit, float power) { store_shared(unit + POWER, __float_a
 // are those of 128 columns of R+8 in 4 bits, less zero points of up to 16: 16 * 16 * 128 * 128.
 constexpr int INTEGER = 0x4b400000;
 constexpr float INTEGER_FLOAT = 12582912.0f;
-// Codes of 32 columns as bytes: rows R, R+8 in turns. Of 4 bits those of R+8 are 16 times as great.
-constexpr int SHIFT_8 = BITS == 4 ? 4 : 0, TIMES_8 = 1 << SHIFT_8;
-DEV void codes_as_bytes(const u32* codes, u32 (&a)[4]) {
+// Codes of 32 columns as bytes: rows R, R+8 in turns. In nibbles those of R+8 are 16 times as great.
+constexpr int SHIFT_8 = FIELD == 4 ? 4 : 0, TIMES_8 = 1 << SHIFT_8;
+DEV void codes_as_bytes(const Codes& codes, int k32, u32 (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    if constexpr (BITS == 4) {
-      a[2 * i] = codes[i] & 0x0f0f0f0f;
-      a[2 * i + 1] = codes[i] & 0xf0f0f0f0;
+    u32 words[FIELD / 4];
+    words_of_step<8, false>(codes, 2 * k32 + i, words);
+    if constexpr (FIELD == 4) {
+      a[2 * i] = words[0] & 0x0f0f0f0f;
+      a[2 * i + 1] = words[0] & 0xf0f0f0f0;
     } else {
-      a[2 * i] = __byte_perm(codes[2 * i], codes[2 * i + 1], 0x6240);
-      a[2 * i + 1] = __byte_perm(codes[2 * i], codes[2 * i + 1], 0x7351);
+      a[2 * i] = __byte_perm(words[0], words[FIELD / 8], 0x6240);
+      a[2 * i + 1] = __byte_perm(words[0], words[FIELD / 8], 0x7351);
     }
   }
 }

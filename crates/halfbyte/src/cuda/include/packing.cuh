@@ -40,3 +40,30 @@ DEV const Part& part_of(const Params& p, u32 row) {
 DEV u32 own_row(const Params& p, const Part& part, u32 row) {
   return (p.gated ? row / (2 * EIGHT) * EIGHT + row % EIGHT : row) - part.top;
 }
+
+// Codes in planes: layout/cuda_wna16/planes.rs.
+// Four words of 4-bit codes to the planes of codes of 2 or 3 bits, where those of a half of a unit's columns begin.
+template <int BITS> DEV void store_planes(u8* half, u32 lane, const u32 (&words)[4]) {
+  constexpr u32 LOWER = 0x33333333, UPPER = 0x11111111;
+  reinterpret_cast<uint2*>(half)[lane] =
+      make_uint2((words[0] & LOWER) | (words[1] & LOWER) << 2, (words[2] & LOWER) | (words[3] & LOWER) << 2);
+  if constexpr (BITS == 3) {
+    u32 high = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) high |= (words[j] >> 2 & UPPER) << j;
+    reinterpret_cast<u32*>(half + 256)[lane] = high;
+  }
+}
+
+// The same of 6 bits, out of words of 8-bit codes.
+[[maybe_unused]] DEV void store_planes_of_6(u8* half, u32 lane, const u32 (&even)[4], const u32 (&odd)[4]) {
+  constexpr u32 LOWER = 0x0f0f0f0f, UPPER = 0x03030303;
+  u32 low[4], high[2] = {0, 0};
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    low[j] = (even[j] & LOWER) | (odd[j] & LOWER) << 4;
+    high[j / 2] |= ((even[j] >> 4 & UPPER) | (odd[j] >> 4 & UPPER) << 2) << (4 * (j % 2));
+  }
+  reinterpret_cast<uint4*>(half)[lane] = make_uint4(low[0], low[1], low[2], low[3]);
+  reinterpret_cast<uint2*>(half + 512)[lane] = make_uint2(high[0], high[1]);
+}

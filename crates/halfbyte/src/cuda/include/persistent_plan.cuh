@@ -98,6 +98,7 @@ struct Params {
   u32* of_ranks[MOST_RANKS_OF_STEP];  // the sets of each rank
   u32 *failed, *silent;  // 0, or 1 and the rank that was silent; the host's
   const u32* pages;  // of the text; null: its positions lie in order
+  const u8* behind;  // what the next kernel reads first: a piece of `of_behind` bytes for each ring
   u64 capacity;
   u64 positions;  // that the text has room for
   u64 first, tokens;  // those whose vectors this rank has
@@ -105,6 +106,7 @@ struct Params {
   u32 embedding_type;  // 0 f16, 1 bf16, 2 f32
   float eps;
   u32 rank;
+  u32 of_behind, padding;
 };
 
 // The index of a thread or block, read anew wherever it is needed: what follows from it would else be computed before

@@ -130,6 +130,8 @@ DEV void bring(const Params& p, const Shared& m, const Cache& cache) {
     if (++j == blocks) j = 0, t += STEPS;
     if (--left == 0) begin();
   }
+  // Memory has nothing else to do until the next kernel begins.
+  if (p.of_behind) prefetch_bulk(p.behind + u64(blockIdx.x * WARPS + warp) * p.of_behind, p.of_behind);
 }
 
 // This warp's stages of a product with its input, when that is there, to its sums. Digits of x stay in registers for
@@ -208,15 +210,11 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
         const u32 form = form_of(layer.forms, VALUES_APART && j >= plan.apart ? VALUES : product);
         multiply_units(form, at, lane, b, of_groups, weight, sum);
       } else {
-        u32 codes[STEPS][words_of(8)], scales[STEPS][PARTS];
+        Codes codes[STEPS];
+        u32 scales[STEPS][PARTS];
 #pragma unroll
         for (u32 k = 0; k < STEPS; k++) {
-#pragma unroll
-          for (int v = 0; v < words_of(2); v++) {
-            u32 w[4];
-            load_shared(w, at + lane * 16 + k * UNIT + v * 512);
-            codes[k][4 * v] = w[0], codes[k][4 * v + 1] = w[1], codes[k][4 * v + 2] = w[2], codes[k][4 * v + 3] = w[3];
-          }
+          load_codes(codes[k], at + k * UNIT, lane);
 #pragma unroll
           for (int g = 0; g < GROUPS; g++)
             scales[k][g] = load_shared(at + (lane >> 2) * 4 + k * UNIT + UNIT_CODES + GROUP_SCALES * g);
@@ -226,7 +224,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
 #pragma unroll
           for (int g = 0; g < PARTS; g++) {
             constexpr int EACH = 4 / PARTS;  // k32 steps of a group
-            int zero = BITS == 4 ? 8 : 128, zero8 = zero;
+            int zero = 1 << (BITS - 1), zero8 = zero;
             if (ZERO) {
               const u32 z = load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + UNIT_CODES + ZEROS + GROUP_ZEROS * g);
               zero = z & 255, zero8 = z >> 8;
@@ -239,7 +237,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
 #pragma unroll
             for (int h = g * EACH; h < (g + 1) * EACH; h++) {
               u32 a[4];
-              codes_as_bytes(&codes[k][words_of(2 * h)], a);
+              codes_as_bytes(codes[k], h, a);
               mma_sync_int8<true>(c, a, b[k][2 * h], b[k][2 * h + 1]);
             }
             if constexpr (FACTORS) {

@@ -19,6 +19,11 @@
 //       bits  8..11: (R  , k0+8)   bits 24..27: (R  , k0+9)      A register 2
 //       bits 12..15: (R+8, k0+8)   bits 28..31: (R+8, k0+9)      A register 3
 //     So a byte has two rows of one column: as bytes the codes of R are one mask away, those of R+8 times 16 another.
+//   codes, 2 and 3 bits: [half h 0..1] { [lane 0..31][word j 0..1], of 3 bits [lane 0..31] one word more }:
+//   word j of the first has the lower 2 bits of the k16 steps 4h + 2j and 4h + 2j + 1: those that their words of 4-bit
+//     codes would have in bits 0, 1 and 2, 3 of each nibble;
+//   the other word has the upper bits of steps 4h .. 4h + 3, in bits 0 .. 3 of each nibble.
+//   Symmetric ones become codes of 4 bits, whose zero is 8, by an addition.
 //   codes, 8 bits (biased: b = q + 128): [quarter i 0..3][lane 0..31][word j 0..3]:
 //   words 2j', 2j'+1 are the k16 step 2i + j'.
 //     k0 = 32i + 16j' + 2*(lane%4)
@@ -46,7 +51,8 @@
 #pragma once
 #include "multiples.cuh"
 
-constexpr int BITS = HB_BITS;  // 4, 6 or 8
+constexpr int BITS = HB_BITS;  // 2, 3, 4, 6 or 8
+constexpr int FIELD = BITS <= 4 ? 4 : 8;  // of codes in the words that are multiplied
 constexpr bool BF16 = HB_BF16;  // type of x: bf16 or fp16
 #ifdef HB_SCALE_BF16
 constexpr bool SCALE_BF16 = HB_SCALE_BF16;  // type of the scales
@@ -108,7 +114,7 @@ constexpr int UNIT_CODES = 256 * BITS, ZEROS = GROUP_SCALES * GROUPS,
               ATOM = PARAMS + 4 * UNIT_PARAMS;
 constexpr int ROW_BLOCK = ZERO ? 192 : 128;  // bytes a strip in the array of GROUP 0
 
-static_assert(BITS == 4 || BITS == 8 || (BITS == 6 && MULTIPLES), "bits");
+static_assert(BITS == 4 || BITS == 8 || (BITS == 6 ? MULTIPLES : (BITS == 2 || BITS == 3) && !MULTIPLES), "bits");
 static_assert(!MULTIPLES || (SCALE_F32 && !ZERO && GROUP == (W_OFFSET ? 32 : 16)), "forms of multiples");
 static_assert(!FACTORS || (BITS == 4 && GROUP != 0 && !ZERO), "factors have the zero points in them");
 static_assert(GROUP == 0 || GROUP == 16 || GROUP == 32 || GROUP == 64 || GROUP == 128, "group");

@@ -8,14 +8,14 @@
 
 // What a byte's 1 stands for, of rows R and R+8: codes of 4 bits are the upper nibbles of bytes, but those of R that
 // count from 0.
-constexpr float UNIT = BITS == 4 && !FACTORS && !FROM_ZERO ? 0.0625f : 1.f,
-                UNIT_8 = BITS == 4 && !FACTORS ? 0.0625f : 1.f;
-constexpr int ZERO_8 = BITS == 4 ? 16 : 1;  // what a zero point's 1 is in bytes of R+8
+constexpr float UNIT = FIELD == 4 && !FACTORS && !FROM_ZERO ? 0.0625f : 1.f,
+                UNIT_8 = FIELD == 4 && !FACTORS ? 0.0625f : 1.f;
+constexpr int ZERO_8 = FIELD == 4 ? 16 : 1;  // what a zero point's 1 is in bytes of R+8
 // The bytes of rows R and R+8 of one k16 step.
 template <int STEPS> DEV void decode_bytes(const u32* words, int step, u32& r, u32& r8) {
-  u32 q[BITS == 4 ? 1 : 2];
+  u32 q[FIELD / 4];
   words_of_step<STEPS>(words, step, q);
-  if constexpr (BITS == 4) {
+  if constexpr (FIELD == 4) {
     if constexpr (FROM_ZERO) {
       r = q[0] & 0x0f0f0f0f;
       r8 = q[0] & 0xf0f0f0f0;

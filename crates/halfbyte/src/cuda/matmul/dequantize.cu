@@ -235,9 +235,19 @@ struct PairTerms {
   return {s.r, s.r8, zero, zero, o.r, o.r8};
 }
 
-// Four neighbouring words of a unit's codes, as those of 4 or of 8 bits lie; of 6 bits as if they were 8. `part`: of
-// the columns, as many as four words of a lane have.
+// Four neighbouring words of a unit's codes, as those of 4 or of 8 bits lie; of 2 and 3 bits as if they were 4, of 6 as
+// if they were 8. `part`: of the columns, as many as four words of a lane have.
 template <int BITS> DEV void load_quad(u32 (&words)[4], const u8* codes, u32 part, u32 lane) {
+  if constexpr (BITS < 4) {
+    const u8* own = codes + part * (128 * BITS);
+    const uint2 low = reinterpret_cast<const uint2*>(own)[lane];
+    const u32 high = BITS == 3 ? reinterpret_cast<const u32*>(own + 256)[lane] : 0;
+    words[0] = and_or(high << 2, 0x44444444, low.x & 0x33333333);
+    words[1] = and_or(high << 1, 0x44444444, low.x >> 2 & 0x33333333);
+    words[2] = and_or(high, 0x44444444, low.y & 0x33333333);
+    words[3] = and_or(high >> 1, 0x44444444, low.y >> 2 & 0x33333333);
+    return;
+  }
   if constexpr (BITS == 6) {
     const u8* own = codes + part / 2 * 768;
     const uint2 low = reinterpret_cast<const uint2*>(own)[2 * lane + part % 2];
@@ -280,14 +290,14 @@ template <int BITS> DEV PairTerms pair_terms(const Wna16& p, Places from, u32 at
   return t;
 }
 
-// BITS: 4, 6 or 8; MULTIPLES: scales and offsets are such of halves. A block has a strip of 64 rows and 512 bytes of
+// BITS: 2 to 8; MULTIPLES: scales and offsets are such of halves. A block has a strip of 64 rows and 512 bytes of
 // each; or, where columns were SORTED, rows R and R + 8 and a window of columns: it looks at all and takes those that
 // belong there. Shared memory: rows of the window and 16 bytes each.
 template <int BITS, FloatType OUT, bool SORTED, bool MULTIPLES>
-__global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES ? 4 : 5)
+__global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES || BITS == 3 ? 4 : 5)
     dequantize_wna16(const Output out, const Wna16 p) {
   typedef typename Stored<OUT>::type T;
-  constexpr int CODE = BITS == 4 ? 4 : 8;
+  constexpr int CODE = BITS <= 4 ? 4 : 8;
   constexpr u32 CODES = 256 * BITS, PARTS = CODE / 2, MASK = (1u << BITS) - 1;
   constexpr u32 PAIRS = SORTED ? 1 : 32;  // of rows R and R + 8
   extern __shared__ uint4 shared[];
@@ -315,22 +325,22 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES ? 4 : 5)
     T* upper = tile + pair * pitch;
     T* lower = tile + (PAIRS + pair) * pitch;
     PairTerms t;
-    constexpr u32 SPAN = BITS == 4 ? 64 : 32;  // columns of four words
+    constexpr u32 SPAN = CODE == 4 ? 64 : 32;  // columns of four words
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       // Words of 4 bits have 16 columns each, two of 8 bits together.
-      const u32 first = SPAN * part + (BITS == 4 ? 16 * j : 16 * (j / 2));
-      if (j == 0 || (BITS == 4 || j == 2) && (first & ((1 << p.shift) - 1)) == 0) {
+      const u32 first = SPAN * part + (CODE == 4 ? 16 * j : 16 * (j / 2));
+      if (j == 0 || (CODE == 4 || j == 2) && (first & ((1 << p.shift) - 1)) == 0) {
         const u32 group = first >> p.shift;
         t = MULTIPLES ? pair_of_multiples(p, params, r, group, 1 << (BITS - 1))
                       : pair_terms<BITS>(p, places_of(p, params, strip, warp, group), r);
       }
       // Columns c, c + 1 and, with 4 bits, c + 8, c + 9.
-      const u32 within = SPAN * part + 2 * four + (BITS == 4 ? 16 * j : 16 * (j / 2) + 8 * (j % 2));
+      const u32 within = SPAN * part + 2 * four + (CODE == 4 ? 16 * j : 16 * (j / 2) + 8 * (j % 2));
 #pragma unroll
-      for (int half = 0; half < (BITS == 4 ? 2 : 1); half++) {
+      for (int half = 0; half < (CODE == 4 ? 2 : 1); half++) {
         const u32 c = step * 128 + within + 8 * half;
-        constexpr int DOWN = BITS == 4 ? 4 : 8, F[4] = {0, 16, DOWN, 16 + DOWN};
+        constexpr int DOWN = CODE, F[4] = {0, 16, DOWN, 16 + DOWN};
         float v[4];
 #pragma unroll
         for (int f = 0; f < 4; f++) {
@@ -383,7 +393,8 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES ? 4 : 5)
 // A block has 256 columns of a row, as they lie.
 template <int BITS, bool MULTIPLES>
 __global__ void __launch_bounds__(THREADS) dequantize_rows_wna16(const Chosen out, const Wna16 p) {
-  constexpr u32 CODES = 256 * BITS, MASK = (1u << BITS) - 1, SPAN = BITS == 4 ? 64 : 32;
+  constexpr bool NIBBLES = BITS <= 4;
+  constexpr u32 CODES = 256 * BITS, MASK = (1u << BITS) - 1, SPAN = NIBBLES ? 64 : 32;
   const u32 lies = blockIdx.y * THREADS + threadIdx.x, token = out.tokens[blockIdx.x] - out.first;
   if (lies >= out.k) return;
   float value = 0;
@@ -395,11 +406,11 @@ __global__ void __launch_bounds__(THREADS) dequantize_rows_wna16(const Chosen ou
     const u8 *atom = p.atoms + 4 * at * (CODES + p.params_bytes), *params = atom + 4 * CODES + warp * p.params_bytes;
     const bool lower = token % 16 >= 8;
     // The word, and where in it the code lies: columns c, c + 1 and, with 4 bits, c + 8, c + 9 share one.
-    const u32 j = BITS == 4 ? c % SPAN / 16 : c % SPAN / 8, four = c % 8 / 2;
+    const u32 j = NIBBLES ? c % SPAN / 16 : c % SPAN / 8, four = c % 8 / 2;
     u32 words[4];
     load_quad<BITS>(words, atom + warp * CODES, c / SPAN, 4 * r + four);
     const u32 word = j == 0 ? words[0] : j == 1 ? words[1] : j == 2 ? words[2] : words[3];
-    const u32 field = (BITS == 4 ? (lower ? 4 : 0) + c / 8 % 2 * 8 : (lower ? 8 : 0)) + c % 2 * 16;
+    const u32 field = (NIBBLES ? (lower ? 4 : 0) + c / 8 % 2 * 8 : (lower ? 8 : 0)) + c % 2 * 16;
     const u32 code = word >> field & MASK, group = c >> p.shift;
     const PairTerms t = MULTIPLES ? pair_of_multiples(p, params, r, group, 1 << (BITS - 1))
                                   : pair_terms<BITS>(p, places_of(p, params, strip, warp, group), r);

@@ -43,7 +43,7 @@ const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
 type Held = (u32, bool);
 
 /// What there is of that.
-const HELD: [Held; 4] = [(4, false), (4, true), (6, true), (8, false)];
+const HELD: [Held; 6] = [(2, false), (3, false), (4, false), (4, true), (6, true), (8, false)];
 
 fn held(w: &Wna16Weights) -> Held {
     (w.atom().bits, w.atom().multiples)

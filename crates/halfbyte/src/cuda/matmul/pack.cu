@@ -257,27 +257,24 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
   const auto bytes_at = [&](int row, int column) -> u32 {
     return __byte_perm(pair(row, column), pair(row + 8, column), 0x5140);
   };
-  if constexpr (BITS == 6) {  // in two planes: layout/cuda_wna16/planes.rs
+  if constexpr (BITS == 6) {
     const int warp = threadIdx.x / 64, lane = threadIdx.x % 32, half = threadIdx.x / 32 % 2;
-    u32 low[4], high[2] = {0, 0};
+    u32 even[4], odd[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const int row = warp * 16 + lane / 4, column = 64 * half + 16 * j + lane % 4 * 2;
-      const u32 even = bytes_at(row, column) & 0x3f3f3f3f, odd = bytes_at(row, column + 8) & 0x3f3f3f3f;
-      low[j] = (even & 0x0f0f0f0f) | (odd & 0x0f0f0f0f) << 4;
-      high[j / 2] |= ((even >> 4 & 0x03030303) | (odd >> 4 & 0x03030303) << 2) << (4 * (j % 2));
+      even[j] = bytes_at(row, column), odd[j] = bytes_at(row, column + 8);
     }
-    u8* own = atom + warp * (256 * BITS) + half * 768;
-    reinterpret_cast<uint4*>(own)[lane] = make_uint4(low[0], low[1], low[2], low[3]);
-    reinterpret_cast<uint2*>(own + 512)[lane] = make_uint2(high[0], high[1]);
+    store_planes_of_6(atom + warp * (256 * BITS) + half * 768, lane, even, odd);
   }
+  constexpr int QUADS = BITS == 6 ? 0 : BITS == 8 ? 512 : 256;  // of words of 4 or 8 bits
 #pragma unroll
-  for (int i = threadIdx.x; BITS != 6 && i < 64 * BITS; i += THREADS) {
+  for (int i = threadIdx.x; i < QUADS; i += THREADS) {
     const int lane = i % 32;
     u32 words[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      if constexpr (BITS == 4) {
+      if constexpr (BITS <= 4) {
         const int row = i / 64 * 16 + lane / 4, column = i / 32 % 2 * 64 + 16 * j + lane % 4 * 2;
         // Codes of a pair lie 16 bits apart.
         const u32 a = __byte_perm(pair(row, column), 0, 0x4140);
@@ -291,7 +288,10 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
         words[j] = bytes_at(row, column);
       }
     }
-    reinterpret_cast<uint4*>(atom)[i] = make_uint4(words[0], words[1], words[2], words[3]);
+    if constexpr (BITS < 4)
+      store_planes<BITS>(atom + i / 32 * (128 * BITS), lane, words);
+    else
+      reinterpret_cast<uint4*>(atom)[i] = make_uint4(words[0], words[1], words[2], words[3]);
   }
   if (p.multiples) return;
   u8* scales = atom + 1024 * BITS + threadIdx.x % 64 / 16 * of_params;

@@ -56,7 +56,7 @@ const SLAB_ROWS: usize = 256;
 const SLAB_BYTES: usize = 64 << 20;
 
 pub(super) fn instances() -> Vec<Instance> {
-    let forms = [(4, 2), (4, 4), (6, 8), (8, 8)]
+    let forms = [(2, 2), (3, 4), (4, 2), (4, 4), (6, 8), (8, 8)]
         .into_iter()
         .flat_map(|(bits, field)| [(bits, false, field), (bits, true, field)]);
     let forms = forms.filter(|&(bits, gated, _)| bits != 6 || !gated);

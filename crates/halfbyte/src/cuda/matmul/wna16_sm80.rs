@@ -73,6 +73,8 @@ fn instances() -> Vec<Instance> {
             Activation::None,
         ),
         (Atom { multiples: true, group: 16, ..wide }, [Float::BF16, Float::F32], Activation::None),
+        (Atom { bits: 2, zero: true, ..atom }, [Float::BF16; 2], Activation::None),
+        (Atom { bits: 3, group: 32, ..atom }, [Float::F16; 2], Activation::None),
     ];
     let least = every_device().take(1);
     let few = least.flat_map(|caps| others.map(|(atom, types, act)| instances_on(&caps, atom, types, act)));

@@ -58,6 +58,8 @@ fn instances() -> Vec<Instance> {
         (Atom { offset: true, group: 64, ..atom }, Float::F16, Activation::Silu),
         (Atom { offset: true, group: 32, ..of_halves }, Float::F32, Activation::None),
         (Atom { bits: 6, group: 16, ..of_halves }, Float::BF16, Activation::None),
+        (Atom { bits: 2, group: 64, ..atom }, Float::F16, Activation::None),
+        (Atom { bits: 3, zero: true, group: 32, ..atom }, Float::F32, Activation::None),
     ];
     let few = others.into_iter().flat_map(|(atom, out, activation)| {
         let shapes = [[1, 21504, 14336], [64, 4096, 4096], [1024, 21504, 14336]];

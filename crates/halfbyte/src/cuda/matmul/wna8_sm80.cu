@@ -19,7 +19,7 @@
 constexpr int RUN = GROUP ? GROUP : 128, K32 = RUN / 32,
               RUNS = 128 / RUN;  // columns multiplied in one run, steps of it, runs of a unit
 constexpr bool AHEAD =
-    BITS == 4 && GROUP != 0 && NT >= 64;  // words of the next run are loaded before the last products of this one
+    FIELD == 4 && GROUP != 0 && NT >= 64;  // words of the next run are loaded before the last products of this one
 
 // Of a run and a strip: a lane's words, and the A fragments that they become.
 typedef u32 Words[words_of(2 * K32)];

@@ -60,6 +60,8 @@ fn instances() -> Vec<Instance> {
         ),
         (Atom { zero: true, group: 32, ..atom }, all, Float::F32, Activation::GeluTanh),
         (Atom { bits: 8, zero: true, ..atom }, all, Float::F16, Activation::None),
+        (Atom { bits: 2, group: 32, ..atom }, plain, Float::F16, Activation::None),
+        (Atom { bits: 3, zero: true, ..atom }, all, Float::F32, Activation::None),
         (
             Atom { bits: 6, offset: true, group: 32, scale: Float::F32, multiples: true, ..atom },
             all,

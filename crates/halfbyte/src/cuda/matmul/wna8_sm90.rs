@@ -54,6 +54,8 @@ fn instances() -> Vec<Instance> {
                 Float::F32,
             ),
             (Atom { bits: 8, group: 0, ..atom }, plain, Float::BF16),
+            (Atom { bits: 2, group: 0, ..atom }, plain, Float::F16),
+            (Atom { bits: 3, group: 64, ..atom }, plain, Float::F16),
             (
                 Atom { offset: true, group: 32, scale: Float::F32, multiples: true, ..atom },
                 Terms { sums: true, ..plain },

@@ -38,7 +38,7 @@ constexpr u32 WARPS = 16, MOST_CHOICES = 16;  // of a block, of a row
 constexpr int AT_ONCE = HB_AT_ONCE;  // units on their way, of each warp
 // Blocks of 16 rows of an item: what x is loaded for at once. Of down fewer, where that gives more blocks something to
 // do; chosen before it is compiled, since a kernel with both was slower.
-constexpr int OF_UP = 8 / BITS, OF_DOWN = HB_OF_DOWN;
+constexpr int OF_UP = 8 / FIELD, OF_DOWN = HB_OF_DOWN;
 
 extern __shared__ __align__(16) u32 x_words[];  // [units][8 k16 steps in pairs][4 lanes][4]
 
@@ -49,10 +49,21 @@ template <int BLOCKS_OF_16> struct Unit {
 #pragma unroll
     for (int r = 0; r < BLOCKS_OF_16; r++) {
       const u8 *const own = atom + (first + r) * UNIT_CODES, *const params = atom + PARAMS + (first + r) * UNIT_PARAMS;
+      if constexpr (BITS < 4) {
 #pragma unroll
-      for (int i = 0; i < words_of(2); i++) {
-        const uint4 v = load_once(own + i * 512 + lane * 16);
-        codes[r][4 * i] = v.x, codes[r][4 * i + 1] = v.y, codes[r][4 * i + 2] = v.z, codes[r][4 * i + 3] = v.w;
+        for (int i = 0; i < 2; i++) {
+          const uint2 v = load_8_once(own + i * (UNIT_CODES / 2) + lane * 8);
+          codes[r][2 * i] = v.x, codes[r][2 * i + 1] = v.y;
+          if (BITS == 3)
+            codes[r][(4 + i) % words_of(8)] =
+                __ldg(reinterpret_cast<const u32*>(own + i * (UNIT_CODES / 2) + 256) + lane);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < words_of(2); i++) {
+          const uint4 v = load_once(own + i * 512 + lane * 16);
+          codes[r][4 * i] = v.x, codes[r][4 * i + 1] = v.y, codes[r][4 * i + 2] = v.z, codes[r][4 * i + 3] = v.w;
+        }
       }
 #pragma unroll
       for (int g = 0; g < GROUPS; g++) {

@@ -82,12 +82,12 @@ pub struct ChosenRows<'a> {
 /// Units on their way of each warp: what registers hold beside scales and zero points.
 fn units(atom: Atom) -> usize {
     let parameters = atom.groups() * if atom.zero { 2 } else { 1 };
-    if (parameters, atom.bits) == (8, 4) { 1 } else { 2 }
+    if (parameters, atom.field_bits()) == (8, 4) { 1 } else { 2 }
 }
 
 /// Blocks of 16 rows of an item of down: as many as up has, or one where fewer than half of the multiprocessors had an item then.
 fn blocks_of_down(atom: Atom, hidden: usize, multiprocessors: usize) -> usize {
-    let most = 8 / atom.bits as usize;
+    let most = 8 / atom.field_bits() as usize;
     if 2 * hidden.div_ceil(16 * most) <= multiprocessors { 1 } else { most }
 }
 
@@ -117,6 +117,8 @@ pub(super) fn samples() -> Vec<Instance> {
         of(4, 64, true, Float::F16, 1),
         of(8, 128, false, Float::F16, 1),
         of(8, 32, true, Float::F16, 1),
+        of(2, 64, false, Float::F16, 2),
+        of(3, 128, true, Float::BF16, 2),
     ]
 }
 
@@ -125,7 +127,7 @@ pub type ExpertWeight<'a> = (&'a Packed, Option<View<'a, f32>>);
 
 impl ExpertsGemv {
     /// Of experts of one shape and format, up as [`crate::cuda::matmul::Packer::pack_gated`] packs it, each row of which chooses `top_k`
-    /// ones. Or why there is no kernel for them: it takes sm_80, codes in places of 4 or 8 bits with scales of groups along k in the type of x,
+    /// ones. Or why there is no kernel for them: it takes sm_80, codes of 2, 3, 4 or 8 bits with scales of groups along k in the type of x,
     /// columns in order, exact activations, and what a row's experts read within shared memory.
     pub fn new(
         gpu: &Gpu,

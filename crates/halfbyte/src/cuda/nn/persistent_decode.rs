@@ -42,6 +42,7 @@ parameters! {
         failed: u64,
         silent: u64,
         pages: u64,
+        behind: u64,
         capacity: u64,
         positions: u64,
         first: u64,
@@ -50,6 +51,8 @@ parameters! {
         embedding_type: u32,
         eps: f32,
         rank: u32,
+        of_behind: u32,
+        padding: u32,
     }
 }
 
@@ -90,6 +93,8 @@ pub struct StepOfText<'a> {
     pub cache: &'a mut KvCache,
     /// The normed stream, `[hidden]`, in the type of the cache.
     pub normed: FloatViewMut<'a>,
+    /// Weights that the next kernel reads from the first on, as the head's: the beginning comes into the second-level cache meanwhile.
+    pub behind: Option<FloatView<'a>>,
 }
 
 impl PersistentDecode {
@@ -173,7 +178,13 @@ impl PersistentDecode {
                 of_ranks.iter_mut().zip(pointers).for_each(|(of_rank, pointer)| *of_rank = pointer);
             }
         }
+        let pieces = self.plan.blocks * WARPS;
+        let behind =
+            step.behind.map_or(0, |of| (of.len() * of.dtype().size_bytes()).min(bytes_behind()) / pieces / 16 * 16);
         let params = Params {
+            behind: step.behind.map_or(0, |of| of.pointer()),
+            of_behind: narrow(OP, "bytes", behind)?,
+            padding: 0,
             of_ranks,
             failed,
             silent,
@@ -210,4 +221,8 @@ impl PersistentDecode {
         // to be written.
         unsafe { function.launch(stream, &form, &[Arg::new(&params), Arg::new(keys), Arg::new(values)]) }
     }
+}
+
+fn bytes_behind() -> usize {
+    std::env::var("HB_BEHIND").ok().and_then(|v| v.parse::<usize>().ok()).unwrap_or(16) << 20
 }

@@ -435,6 +435,8 @@ pub(super) fn samples() -> Vec<Instance> {
         (wide, k_types(0b0110, true), Float::F16),
         (wide, k_types(0b1100, true), Float::BF16),
         (narrow, k_types(0b0011, false), Float::F16),
+        (wide, of(atom(2, 64, false, Float::F16), false), Float::F16),
+        (narrow, of(atom(3, 32, true, Float::BF16), false), Float::BF16),
     ];
     let llama = Steps { layer_norm: false, alibi: false, gate: Gate::SWIGLU, beside: true };
     let with = |(sizes, weights, dtype): (Sizes, Weights, Float), steps, mixture| {

@@ -23,7 +23,7 @@ const FIELDS: [(usize, usize, u32); 8] =
 /// The form of an atom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Atom {
-    /// Bits of a code's place: 4 or 8; 6 where scales are multiples.
+    /// Bits of a code's place: 2, 3, 4 or 8; where scales are multiples 4 or 6.
     pub bits: u32,
     /// Columns that share a scale: 16, 32, 64 or 128; 0: all of a row.
     pub group: usize,
@@ -74,8 +74,7 @@ impl Atom {
             return Err(Error::invalid(OP, "at least one column, for such scales", "none"));
         }
         let bits = match format.bits {
-            2..=4 => 4,
-            8 => 8,
+            bits @ (2..=4 | 8) => bits,
             other => return Err(Error::invalid(OP, "codes of 2, 3, 4 or 8 bits", other.to_string())),
         };
         // Sums of x, which offsets multiply, are those of a stage, and the shortest has 64 columns: a longer group would be added in as
@@ -114,7 +113,7 @@ impl Atom {
         if self.zero || self.factors || !parts.iter().all(of_scales) {
             return None;
         }
-        let atom = Self { bits: if self.bits == 4 { 4 } else { 6 }, multiples: true, ..self };
+        let atom = Self { bits: if self.bits <= 4 { 4 } else { 6 }, multiples: true, ..self };
         let base = atom.base(format);
         let holds = |part: &&StoredTensor<'_>| {
             let (least, most) = part.codes().range(format.bits);
@@ -129,7 +128,7 @@ impl Atom {
             && !self.zero
             && !self.factors
             && matches!((self.group, self.offset), (32, true) | (16, false));
-        let bits = if self.bits == 4 { 4 } else { 6 };
+        let bits = if self.bits <= 4 { 4 } else { 6 };
         if has_form { vec![Self { bits, multiples: true, ..self }] } else { Vec::new() }
     }
 
@@ -165,8 +164,8 @@ impl Atom {
     /// and why.
     pub fn of(format: WeightFormat, k: usize) -> Result<Self> {
         let refuse = |expected: &str, got: String| Err(Error::invalid(OP, expected, got));
-        if !matches!(format.bits, 4 | 8) {
-            return refuse("codes of 4 or 8 bits", format.bits.to_string());
+        if !matches!(format.bits, 2..=4 | 8) {
+            return refuse("codes of 2, 3, 4 or 8 bits", format.bits.to_string());
         }
         if format.zero == Zero::Float {
             return refuse("zero points or none", "float offsets".into());
@@ -316,9 +315,14 @@ impl Atom {
         if format.zero == Zero::Symmetric { format.middle() as i32 - (1 << (self.bits - 1)) } else { 0 }
     }
 
-    /// Codes of a word; of 6 bits as if they were 8.
+    /// Bits of a code in the words that are multiplied: codes of 2 and 3 bits become those of 4, those of 6 bits bytes.
+    pub fn field_bits(self) -> u32 {
+        if self.bits <= 4 { 4 } else { 8 }
+    }
+
+    /// Codes of such a word.
     pub(super) fn fields(self) -> usize {
-        if self.bits == 4 { 8 } else { 4 }
+        32 / self.field_bits() as usize
     }
 
     /// The bits of a code.
@@ -326,12 +330,11 @@ impl Atom {
         (1 << self.bits) - 1
     }
 
-    /// Row and column, from the atom's first, of the code in field `f` of word `at`; 8 fields a word, or 4. Of 6 bits as if they
-    /// were 8.
+    /// Row and column, from the atom's first, of the code in field `f` of word `at`; 8 fields a word, or 4.
     pub(super) fn place(self, at: usize, f: usize) -> (usize, usize) {
         let (j, lane) = (at % 4, at / 4 % 32);
         let (row, column) = (lane / 4, 2 * (lane % 4));
-        if self.bits == 4 {
+        if self.field_bits() == 4 {
             let (down, right, _) = FIELDS[f];
             (16 * (at / 256) + row + down, 64 * (at / 128 % 2) + 16 * j + column + right)
         } else {
@@ -342,6 +345,6 @@ impl Atom {
 
     /// Lowest bit of field `f`.
     pub(super) fn shift(self, f: usize) -> u32 {
-        if self.bits == 4 { FIELDS[f].2 } else { 8 * f as u32 }
+        if self.field_bits() == 4 { FIELDS[f].2 } else { 8 * f as u32 }
     }
 }

@@ -1,7 +1,11 @@
-//! Codes of 6 bits in two planes, from and to the words that codes of 8 bits would have.
+//! Codes in planes: those of 2 and 3 bits from and to the words that codes of 4 bits would have, those of 6 bits the words of 8.
 //!
 //! ```text
-//! unit [half 0..2] { low [lane 0..32][j 0..4], high [lane 0..32][i 0..2] }       k16 step s = 4 · half + j
+//! 2 and 3 bits: unit [half 0..2] { low [lane 0..32][j 0..2], of 3 bits high [lane 0..32] }
+//! low:   the lower 2 bits of the words of the k16 steps 4 · half + 2j and the next one, in bits 0, 1 and 2, 3 of each nibble
+//! high:  the upper bits of steps 4 · half .. 4 · half + 3, in bits 0 .. 3 of each nibble
+//!
+//! 6 bits: unit [half 0..2] { low [lane 0..32][j 0..4], high [lane 0..32][i 0..2] }       k16 step s = 4 · half + j
 //! low:   the lower 4 bits of the two words of step s: of the even word in the lower nibbles, of the odd one in the upper
 //! high:  the upper 2 bits of steps 4 · half + 2i and the next one: bits 2t, 2t + 1 of each byte; t = 0, 1: the words of the first
 //! ```
@@ -46,6 +50,41 @@ pub(super) fn unfold(words: &[u32]) -> [u32; 2048] {
         let at = even(warp, step, lane);
         out[at] = words[low] & LOW | (upper & HIGH) << 4;
         out[at + 1] = words[low] >> 4 & LOW | (upper >> 2 & HIGH) << 4;
+    }
+    out
+}
+
+const LOW_OF_NIBBLES: u32 = 0x3333_3333;
+const BIT_OF_NIBBLES: u32 = 0x1111_1111;
+
+/// Of the 8 halves of an atom and their lanes, in words: where those of 4-bit codes lie, the low ones, and the high one.
+fn halves(bits: u32) -> impl Iterator<Item = [usize; 3]> {
+    let of_half = 32 * bits as usize;
+    (0..8 * 32).map(move |i| [4 * i, i / 32 * of_half + i % 32 * 2, i / 32 * of_half + 64 + i % 32])
+}
+
+/// Words of 4-bit codes below 4 or 8 to those of planes, of 2 or 3 `bits`.
+pub(super) fn fold_nibbles(words: &[u32; 1024], bits: u32) -> Vec<u32> {
+    let mut out = vec![0; 256 * bits as usize];
+    for [from, low, high] in halves(bits) {
+        for (j, word) in words[from..from + 4].iter().enumerate() {
+            out[low + j / 2] |= (word & LOW_OF_NIBBLES) << (2 * (j % 2));
+            if bits == 3 {
+                out[high] |= (word >> 2 & BIT_OF_NIBBLES) << j;
+            }
+        }
+    }
+    out
+}
+
+/// And back.
+pub(super) fn unfold_nibbles(words: &[u32], bits: u32) -> [u32; 1024] {
+    let mut out = [0; 1024];
+    for [to, low, high] in halves(bits) {
+        for j in 0..4 {
+            let upper = if bits == 3 { words[high] >> j & BIT_OF_NIBBLES } else { 0 };
+            out[to + j] = words[low + j / 2] >> (2 * (j % 2)) & LOW_OF_NIBBLES | upper << 2;
+        }
     }
     out
 }

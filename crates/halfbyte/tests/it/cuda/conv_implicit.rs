@@ -10,7 +10,7 @@ use halfbyte::cuda::matmul::Epilogue;
 use halfbyte::format::reference::{self, Bound};
 use halfbyte::{Float, Floats};
 
-const IMPLICIT_FORMATS: [&str; 11] = [
+const IMPLICIT_FORMATS: [&str; 13] = [
     "w4a16",
     "w8a16",
     "w4a16-asym",
@@ -22,6 +22,8 @@ const IMPLICIT_FORMATS: [&str; 11] = [
     "w4a16-g32-asym",
     "w8a16-g64-asym",
     "w4a16-sbf16",
+    "w2a16-g64",
+    "w3a16-asym",
 ];
 
 #[test]
@@ -82,7 +84,7 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
     }
 }
 
-const QUANTIZED_FORMATS: [&str; 10] = [
+const QUANTIZED_FORMATS: [&str; 11] = [
     "w8a8",
     "w4a8",
     "w8a8-xasym-sbf16",
@@ -93,6 +95,7 @@ const QUANTIZED_FORMATS: [&str; 10] = [
     "w4a8-g32",
     "w4a8-g32-asym-xasym",
     "w8a8-tensor",
+    "w2a8-g64",
 ];
 
 #[test]

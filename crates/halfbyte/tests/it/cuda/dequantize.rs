@@ -111,8 +111,16 @@ fn packed(gpu: &Gpu, stream: &Stream, w: &QTensor, name: &str) -> Vec<Packed> {
 
 /// Formats of the table with exact activations, and other forms of scales.
 fn formats() -> Vec<String> {
-    let more =
-        ["w4a16-g64-asym-sbf16", "w8a16-g32-sbf16", "w8a16-asym", "w3a16-g32-float-sf32", "w8a16-g128-asym-sf32"];
+    let more = [
+        "w4a16-g64-asym-sbf16",
+        "w8a16-g32-sbf16",
+        "w8a16-asym",
+        "w3a16-g32-float-sf32",
+        "w8a16-g128-asym-sf32",
+        "w2a16-g64-asym",
+        "w2a16",
+        "w3a16-g128-sbf16",
+    ];
     let table = FORMATS.iter().filter(|name| !parse(name).act.is_quantized());
     table.chain(&more).map(|&name| name.to_owned()).collect()
 }

@@ -109,7 +109,7 @@ fn dealt(bench: &Bench<'_>, random: &mut Random, weights: usize, rows: usize, pr
     Dealt { assignment, rows: of_places, ids, places }
 }
 
-const FORMATS: [&str; 15] = [
+const FORMATS: [&str; 16] = [
     "w4a16-g128",
     "w4a16-g32-asym",
     "w8a16-g64",
@@ -125,6 +125,7 @@ const FORMATS: [&str; 15] = [
     "w3a16-g128",
     "w2a16-g64-asym",
     "w2a8-g32",
+    "w3a8-g64-asym",
 ];
 
 /// What a product leaves at every place, for rows `x` of k that were dealt to its weights, in outputs of a type that begin as 1e4: the

@@ -18,7 +18,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Formats of every form of atoms, besides those of the table.
-const MORE: [&str; 16] = [
+const MORE: [&str; 20] = [
+    "w2a16-g64",
+    "w2a16-asym-sbf16",
+    "w3a16-g32-asym",
+    "w3a16",
     "w4a16-g64-sbf16",
     "w4a16-g32-asym-sbf16",
     "w4a16-asym-sbf16",

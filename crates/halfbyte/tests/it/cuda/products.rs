@@ -174,4 +174,6 @@ pub(super) fn formats_of_atoms() -> Vec<String> {
         }
     }
     names
+        .extend(["w2a16", "w2a16-g64", "w2a16-g32-asym-sbf16", "w3a16-g128-asym", "w3a16-g32-sbf16"].map(String::from));
+    names
 }

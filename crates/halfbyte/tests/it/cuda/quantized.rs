@@ -208,6 +208,8 @@ fn every_configuration_is_within_the_bound() {
             ("w4a8-g32-float-sf32", Float::F16),
             ("w8a8-g64-float-xasym-sbf16", Float::BF16),
             ("w4a8-g128-asym-xasym-sf32", Float::F32),
+            ("w2a8-g128", Float::F16),
+            ("w3a8-g32-asym", Float::BF16),
         ] {
             let format = parse(name);
             let out = if x_type == Float::F32 { Float::F16 } else { x_type };

@@ -76,6 +76,9 @@ fn every_configuration_and_cut_is_within_the_bound() {
             ("w4a16-g128-float-sf32", Float::BF16),
             ("w8a16-g32-float-sf32", Float::F16),
             ("w3a16-g16-float", Float::F16),
+            ("w2a16-g64", Float::F16),
+            ("w2a16-g128-asym", Float::BF16),
+            ("w3a16-g32", Float::F16),
         ] {
             let format = parse(name);
             for [n, k, most] in [[1100, 4104, 300], [2048, 520, 700]] {

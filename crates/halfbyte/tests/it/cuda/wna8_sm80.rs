@@ -49,6 +49,8 @@ fn every_configuration_and_cut_is_within_the_bound() {
             ("w4a8-g256", Float::BF16),
             ("w8a8", Float::F32),
             ("w8a8-asym-xasym", Float::BF16),
+            ("w2a8-g32", Float::F16),
+            ("w3a8-g128-asym", Float::BF16),
         ] {
             let format = parse(name);
             let out = if x_type == Float::F32 { Float::F16 } else { x_type };

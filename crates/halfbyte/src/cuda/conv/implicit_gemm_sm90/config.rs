@@ -89,7 +89,7 @@ pub fn configs(atom: Atom, n: usize, out: Float) -> Vec<Config> {
     let mut all = Vec::new();
     let alone = [1, 2].into_iter().flat_map(|strips| TOKENS.map(|tokens| base(tokens, strips, n)));
     // With 8 bits they were slower on an H200: 27.8 instead of 26.1 µs for 3×3 over 64 channels of 56² at a batch of 32.
-    let pairs = n <= STRIP && atom.bits == 4;
+    let pairs = n <= STRIP && atom.bits <= 4;
     let in_pairs = TOKENS_IN_PAIRS.map(|tokens| Config { tokens, ..IN_PAIRS }).into_iter().filter(|_| pairs);
     for config in alone.chain(in_pairs) {
         let Config { tokens, strips, blocks, .. } = config;

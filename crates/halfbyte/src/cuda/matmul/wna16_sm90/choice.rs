@@ -96,20 +96,20 @@ fn known(atom: Atom, out: Float) -> Arc<[Timed]> {
 /// Units of four strips a multiprocessor from which on a product of few rows is a stream of weights.
 const STREAM: f64 = 40.0;
 
-/// Codes of 4 bits in such a unit, and the clocks in which a multiprocessor converts and multiplies it for up to 8 rows, with
+/// Codes in such a unit, of each bit, and the clocks in which a multiprocessor converts and multiplies it for up to 8 rows, with
 /// what it waits between. Where memory brings it sooner, blocks keep in step and end together, so that the next kernel may start before.
 /// The number lies between the 870 clocks of memory on an H200, where they do, and the 1280 on an H100, where they do not
 /// (`docs/decisions/0014-choices-and-devices.md`).
-const UNIT_BYTES: usize = 4 * STRIP * STEP / 2;
+const UNIT_BYTES: usize = 4 * STRIP * STEP / 8;
 const UNIT_CLOCKS: f64 = 1100.0;
 
 /// What few rows of a large weight take: how blocks keep up with memory decides, not what each does.
 fn streaming(atom: Atom, [m, n, k]: [usize; 3], caps: &Caps) -> Option<Config> {
     let units = n.div_ceil(4 * STRIP) as f64 * k.div_ceil(STEP) as f64 / f64::from(caps.multiprocessors.max(1));
-    if units <= STREAM || m > 16 || atom.bits != 4 || atom.is_wide() {
+    if units <= STREAM || m > 16 || atom.bits > 4 || atom.is_wide() {
         return None;
     }
-    let waits = caps.clocks_of_memory(UNIT_BYTES) > UNIT_CLOCKS;
+    let waits = caps.clocks_of_memory(UNIT_BYTES * atom.bits as usize) > UNIT_CLOCKS;
     Some(match m {
         ..=8 if !waits => EARLY,
         ..=8 => TWO_SETS,

@@ -133,7 +133,8 @@ impl Config {
             _ => 10,
         };
         let least_x = if self.boxes == 2 { 4 } else { 5 };
-        self.stages_w = if atom.bits > 4 { wanted * 5 / 8 } else { wanted }.max(3);
+        // As many bytes on their way.
+        self.stages_w = if atom.bits > 4 { wanted * 5 / 8 } else { wanted * 4 / atom.bits as usize }.max(3);
         while self.stages_w > 3 && room.saturating_sub(self.stages_w * w) / x < least_x {
             self.stages_w -= 1;
         }

@@ -23,8 +23,9 @@ const ZEROS: f64 = 13.5;
 const BESIDE: f64 = 1.18;
 /// The same with `mma.sync`: converting, products of each token, scaling a group, multiples of halves of a group.
 const SYNC: [f64; 4] = [54.0, 9.47, 4.6, 5.89];
-/// Codes in two planes take so many times as long to convert, and bytes with `mma.sync`.
+/// Codes of 6 bits take so many times as long to convert; of 2 and 3, by their instructions; and bytes with `mma.sync`.
 const PLANES: f64 = 1.87;
+const PLANES_OF_NIBBLES: [f64; 2] = [1.33, 1.5];
 const SYNC_BYTES: f64 = 1.11;
 /// What a block waits for in each unit: where W and x share a ring; with `mma.sync`; in two sets of warps; tokens of a tile.
 const JOINT_WAIT: f64 = 66.0;
@@ -120,7 +121,11 @@ impl Work {
 /// Clocks of a unit that keep a multiprocessor busy, and those that a block waits besides.
 fn clocks(config: Config, atom: Atom) -> [f64; 2] {
     let (tokens, strips, groups) = (config.tokens as f64, config.tile_strips() as f64, atom.groups() as f64);
-    let planes = if atom.bits == 6 { PLANES } else { 1.0 };
+    let planes = match atom.bits {
+        6 => PLANES,
+        bits @ (2 | 3) => PLANES_OF_NIBBLES[bits as usize - 2],
+        _ => 1.0,
+    };
     let zeros = if atom.zero { groups * ZEROS } else { 0.0 };
     let sets = if config.sets > 1 { SETS_WAIT } else { 1.0 };
     if !config.wgmma {

@@ -92,8 +92,8 @@ pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multi
     }
     let units = rows.div_ceil(4) * steps / multiprocessors;
     let sync = tokens <= 16;
-    let two = atom.bits == 4 && units >= FEW_UNITS && (tokens <= 64 || wide && tokens == 128);
-    let strips = if sync { 8 / atom.bits as usize } else { 1 + usize::from(two) };
+    let two = atom.bits <= 4 && units >= FEW_UNITS && (tokens <= 64 || wide && tokens == 128);
+    let strips = if sync { 8 / atom.field_bits() as usize } else { 1 + usize::from(two) };
     let prefetch = if sync && units >= SOME_UNITS { PREFETCHED } else { 0 };
     let whole = Config { tokens, warpgroups: WARPGROUPS, strips, stages: 0, split: 1, blocks: 1, trigger: 1, prefetch };
     let tiles = m.div_ceil(tokens) * rows.div_ceil(whole.strips * WARPGROUPS);
@@ -144,7 +144,7 @@ pub fn every(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
     let most = if atom.has_rows() { 256 } else { most_tokens(atom, terms) };
     for tokens in [8, 16, 32, 64, 128, 256].into_iter().filter(|&tokens| tokens <= most) {
         let sync = tokens <= 16;
-        let strips = if sync { vec![8 / atom.bits as usize] } else { vec![1, 2] };
+        let strips = if sync { vec![8 / atom.field_bits() as usize] } else { vec![1, 2] };
         for strips in strips.into_iter().filter(|&strips| strips * tokens <= 256) {
             let sizes: &[usize] = if sync { &[2, 4, 8] } else { &[2] };
             let shared =

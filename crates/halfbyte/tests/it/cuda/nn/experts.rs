@@ -142,7 +142,15 @@ pub(in super::super) fn interleaved([gate, up]: &[Vec<f32>; 2]) -> Vec<f32> {
 fn rows_go_through_the_experts_that_they_chose() {
     for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
         let (bench, mut random) = (Bench::new(&gpu), Random(33));
-        let formats = ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64", "w8a16-g128-asym", "w4a16-g64"];
+        let formats = [
+            "w4a16-g128",
+            "w4a16-g32-asym",
+            "w8a16-g64",
+            "w8a16-g128-asym",
+            "w4a16-g64",
+            "w2a16-g64",
+            "w3a16-g128-asym",
+        ];
         for case in 0..30 {
             let (format, dtype) = (parse(formats[case % 5]), [Float::F16, Float::BF16][case / 5 % 2]);
             let group = format.weight.group.len(128).max(8);

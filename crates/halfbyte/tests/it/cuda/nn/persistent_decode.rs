@@ -48,6 +48,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> usize {
         let token = random.below(VOCAB);
         let [token_on_device, position_on_device] = [token, position].map(|n| bench.upload(&[n as u32]));
         let step = StepOfText {
+            behind: Some(embedding.view(0..embedding.len())),
             token: token_on_device.view(),
             position: position_on_device.view(),
             pages: case.paged.then(|| pages_on_device.view()),
@@ -124,6 +125,8 @@ fn steps_of_random_models_are_those_of_f64() {
                 "w4a16-g128",
                 "w4a16-g64",
                 "w4a16-g32-asym",
+                "w2a16-g64",
+                "w3a16-g32-asym",
                 "w4a16",
                 "w8a16-g128",
                 "w8a16-g32-asym",
@@ -227,6 +230,8 @@ fn steps_of_mixtures_of_experts_are_those_of_f64() {
                 "w4a16-g32-asym",
                 "w8a16-g128",
                 "w4a16-g64",
+                "w2a16-g32-asym",
+                "w3a16-g128",
                 "w8a16-g32-asym",
                 "w4a8-g128",
                 "w8a8-g128-asym",
