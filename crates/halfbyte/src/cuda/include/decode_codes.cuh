@@ -39,7 +39,7 @@ DEV void load_codes(Codes& q, u32 at, int lane) {
     }
   }
 }
-// The word of 4-bit codes that codes of 2 and 3 bits are, of a step of four; symmetric ones RAISED, so that 8 is zero.
+// The word of 4-bit codes that codes of 2 and 3 bits are, of a step of four; where RAISED, 8 is the zero of symmetric ones.
 template <bool RAISED> DEV u32 widened(u32 lower, u32 upper, int step) {
   constexpr u32 UP = RAISED && !FROM_ZERO ? (8 - (1 << (BITS - 1))) * 0x11111111u : 0;
   const u32 low = step % 2 ? lower >> 2 : lower;
@@ -49,7 +49,7 @@ template <bool RAISED> DEV u32 widened(u32 lower, u32 upper, int step) {
 }
 // The words of a k16 step out of those of STEPS: one of 4-bit codes, which those of 2 and 3 become, or two of bytes,
 // which codes of 6 bits become.
-template <int STEPS, bool RAISED = true> DEV void words_of_step(const u32* q, int step, u32 (&words)[FIELD / 4]) {
+template <int STEPS, bool RAISED = false> DEV void words_of_step(const u32* q, int step, u32 (&words)[FIELD / 4]) {
   if constexpr (BITS < 4) {
     words[0] = widened<RAISED>(q[step / 2], BITS == 3 ? q[lower_words(STEPS) + step / 4] : 0, step);
   } else if constexpr (BITS == 6) {
@@ -74,7 +74,8 @@ DEV Zeros zeros_symmetric() {
     else
       return BF16 ? Zeros{0x43004300, 0x43004300} : Zeros{int8_half_zero(0), int8_half_zero(0)};
   } else if constexpr (FIELD == 4) {
-    return BF16 ? Zeros{int4_bf16_zero(8), int4_bf16_zero(8)} : Zeros{int4_half_zero_r(8), int4_half_zero_r8(8)};
+    constexpr u32 Z = 1 << (BITS - 1);
+    return BF16 ? Zeros{int4_bf16_zero(Z), int4_bf16_zero(Z)} : Zeros{int4_half_zero_r(Z), int4_half_zero_r8(Z)};
   } else if constexpr (BITS == 6) {
     return BF16 ? Zeros{0x42c042c0, 0x42c042c0} : Zeros{int8_half_zero(32), int8_half_zero(32)};
   } else {
@@ -186,6 +187,10 @@ template <int STEPS> DEV void decode(const u32* words, int step, const Fold& fol
 
 // One k16 step out of STEPS: exact integers q - z.
 template <int STEPS> DEV void decode(const u32* words, int step, Zeros z, u32 (&a)[4]) {
+  if constexpr (BITS == 2 && !BF16) {  // in place, without a detour
+    int2_to_half(words[step / 2], step % 2, z.r, z.r8, a);
+    return;
+  }
   u32 q[FIELD / 4];
   words_of_step<STEPS>(words, step, q);
   if constexpr (FIELD == 4) {

@@ -77,6 +77,24 @@ DEV void int4_to_half(u32 w, u32 zero_r, u32 zero_r8, u32 (&a)[4]) {
 // The constants of int4_to_half for zero point z (0..16; 8 for symmetric codes).
 DEV u32 int4_half_zero_r(u32 z) { return (0xe400u + z) * 0x10001u; }
 DEV u32 int4_half_zero_r8(u32 z) { return (0xd400u + (z << 4)) * 0x10001u; }
+// int2 -> fp16: q-z, exact, of the lower or (`upper`) the upper 2 bits of each nibble, with the constants of
+// int4_to_half: those of the upper bits are -(256+z) and -(16+z).  1 SHF, 4 LOP3, 4 HADD2, two more for such of zero
+// points that are not known before.
+DEV void int2_to_half(u32 w, bool upper, u32 zero_r, u32 zero_r8, u32 (&a)[4]) {
+  const u32 x = w >> 8;
+  if (upper) {
+    const u32 r = half_add(zero_r, 0x62006200), r8 = half_add(zero_r8, 0x52005200);  // + 768, + 48
+    a[0] = half_add(and_or(w, 0x000c000c, 0x5c005c00), r);
+    a[1] = half_add(and_or(w, 0x00c000c0, 0x4c004c00), r8);
+    a[2] = half_add(and_or(x, 0x000c000c, 0x5c005c00), r);
+    a[3] = half_add(and_or(x, 0x00c000c0, 0x4c004c00), r8);
+  } else {
+    a[0] = half_add(and_or(w, 0x00030003, 0x64006400), zero_r);
+    a[1] = half_add(and_or(w, 0x00300030, 0x54005400), zero_r8);
+    a[2] = half_add(and_or(x, 0x00030003, 0x64006400), zero_r);
+    a[3] = half_add(and_or(x, 0x00300030, 0x54005400), zero_r8);
+  }
+}
 // int4 -> bf16: q-z, exact.  zero_r, zero_r8 = pairs of -(128+z).  3 SHF, 4 LOP3, 4 HFMA2.
 DEV void int4_to_bf16(u32 w, u32 zero_r, u32 zero_r8, u32 (&a)[4]) {
   a[0] = bf16_add(and_or(w, 0x000f000f, 0x43004300), zero_r);

@@ -82,7 +82,7 @@ DEV void codes_as_bytes(const Codes& codes, int k32, u32 (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     u32 words[FIELD / 4];
-    words_of_step<8, false>(codes, 2 * k32 + i, words);
+    words_of_step<8>(codes, 2 * k32 + i, words);
     if constexpr (FIELD == 4) {
       a[2 * i] = words[0] & 0x0f0f0f0f;
       a[2 * i + 1] = words[0] & 0xf0f0f0f0;

@@ -14,7 +14,7 @@ constexpr int ZERO_8 = FIELD == 4 ? 16 : 1;  // what a zero point's 1 is in byte
 // The bytes of rows R and R+8 of one k16 step.
 template <int STEPS> DEV void decode_bytes(const u32* words, int step, u32& r, u32& r8) {
   u32 q[FIELD / 4];
-  words_of_step<STEPS>(words, step, q);
+  words_of_step<STEPS, true>(words, step, q);
   if constexpr (FIELD == 4) {
     if constexpr (FROM_ZERO) {
       r = q[0] & 0x0f0f0f0f;

@@ -17,6 +17,11 @@ template <int> __global__ void int4_half(const u32* words, u32* out, u32 count, 
   each<4>(words, out, count, [=](u32 w, u32(&a)[4]) { int4_to_half(w, r, r8, a); });
 }
 
+template <int UPPER> __global__ void int2_half(const u32* words, u32* out, u32 count, u32 zero) {
+  const u32 r = int4_half_zero_r(zero), r8 = int4_half_zero_r8(4 - zero);
+  each<4>(words, out, count, [=](u32 w, u32(&a)[4]) { int2_to_half(w, UPPER, r, r8, a); });
+}
+
 template <int> __global__ void int4_bf16(const u32* words, u32* out, u32 count, u32 zero) {
   const u32 r = int4_bf16_zero(zero), r8 = int4_bf16_zero(16 - zero);
   each<4>(words, out, count, [=](u32 w, u32(&a)[4]) { int4_to_bf16(w, r, r8, a); });

@@ -36,10 +36,30 @@ fn of_bf16(value: f32) -> u16 {
 
 /// The A registers of a tensor core: rows R, R + 8, R, R + 8.
 const NIBBLES: &[[u32; 2]] = &[[0, 16], [4, 20], [8, 24], [12, 28]];
+/// The upper two bits of each.
+const UPPER_OF_NIBBLES: &[[u32; 2]] = &[[2, 18], [6, 22], [10, 26], [14, 30]];
 /// Bytes 0 and 2, 1 and 3.
 const BYTES: &[[u32; 2]] = &[[0, 16], [8, 24]];
 
-const ALL: [Conversion; 5] = [
+const ALL: [Conversion; 7] = [
+    Conversion {
+        kernel: "int2_half<0>",
+        since: 75,
+        bits: 2,
+        begins: NIBBLES,
+        zeros: 0..=4,
+        most: Some(4),
+        half: of_f16,
+    },
+    Conversion {
+        kernel: "int2_half<1>",
+        since: 75,
+        bits: 2,
+        begins: UPPER_OF_NIBBLES,
+        zeros: 0..=4,
+        most: Some(4),
+        half: of_f16,
+    },
     Conversion {
         kernel: "int4_half<0>",
         since: 75,

@@ -23,9 +23,9 @@ const ZEROS: f64 = 13.5;
 const BESIDE: f64 = 1.18;
 /// The same with `mma.sync`: converting, products of each token, scaling a group, multiples of halves of a group.
 const SYNC: [f64; 4] = [54.0, 9.47, 4.6, 5.89];
-/// Codes of 6 bits take so many times as long to convert; of 2 and 3, by their instructions; and bytes with `mma.sync`.
+/// Codes of 6 bits take so many times as long to convert; of 3, by its instructions; and bytes with `mma.sync`.
 const PLANES: f64 = 1.87;
-const PLANES_OF_NIBBLES: [f64; 2] = [1.33, 1.5];
+const PLANES_OF_NIBBLES: f64 = 1.39;
 const SYNC_BYTES: f64 = 1.11;
 /// What a block waits for in each unit: where W and x share a ring; with `mma.sync`; in two sets of warps; tokens of a tile.
 const JOINT_WAIT: f64 = 66.0;
@@ -123,7 +123,7 @@ fn clocks(config: Config, atom: Atom) -> [f64; 2] {
     let (tokens, strips, groups) = (config.tokens as f64, config.tile_strips() as f64, atom.groups() as f64);
     let planes = match atom.bits {
         6 => PLANES,
-        bits @ (2 | 3) => PLANES_OF_NIBBLES[bits as usize - 2],
+        3 => PLANES_OF_NIBBLES,
         _ => 1.0,
     };
     let zeros = if atom.zero { groups * ZEROS } else { 0.0 };
