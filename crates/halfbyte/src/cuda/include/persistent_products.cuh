@@ -131,8 +131,7 @@ DEV void bring(const Params& p, const Shared& m, const Cache& cache) {
     if (--left == 0) begin();
   }
   // Memory has nothing else to do from then on until the next kernel begins.
-  while (!mbarrier_is(empty + 8 * (stage ? stage - 1 : STAGES - 1), phase ^ (stage ? 1 : 0))) {
-  }
+  mbarrier_wait(empty + 8 * (stage ? stage - 1 : STAGES - 1), phase ^ (stage ? 1 : 0));
   if (p.of_behind) prefetch_bulk(p.behind + u64(blockIdx.x * WARPS + warp) * p.of_behind, p.of_behind);
 }
 

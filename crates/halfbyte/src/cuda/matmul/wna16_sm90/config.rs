@@ -117,7 +117,9 @@ impl Config {
         let (w, x) = (self.tile_strips() * atom.bytes() + 16, x + self.bytes_of_sums_of_x(atom));
         if self.joint() {
             let summed = if self.has_summing_warp(atom) { 8 } else { 0 };
-            let stages = (room / (w + x + summed)).min(8);
+            // Clusters with little shared memory would lie more than two blocks a multiprocessor, and leave others idle.
+            let fewer = if self.blocks == 2 && self.split > 1 { atom.bits.min(4) as usize } else { 4 };
+            let stages = (room / (w + x + summed)).min(8 * 4 / fewer);
             self.stages_w = stages - stages % self.sets;
             self.stages_x = self.stages_w;
             return self;
@@ -133,8 +135,7 @@ impl Config {
             _ => 10,
         };
         let least_x = if self.boxes == 2 { 4 } else { 5 };
-        // As many bytes on their way.
-        self.stages_w = if atom.bits > 4 { wanted * 5 / 8 } else { wanted * 4 / atom.bits as usize }.max(3);
+        self.stages_w = if atom.bits > 4 { wanted * 5 / 8 } else { wanted }.max(3);
         while self.stages_w > 3 && room.saturating_sub(self.stages_w * w) / x < least_x {
             self.stages_w -= 1;
         }
