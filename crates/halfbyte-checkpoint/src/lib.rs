@@ -35,6 +35,7 @@ mod pytorch;
 pub mod regular;
 pub mod safetensors;
 pub mod scheme;
+mod small_floats;
 mod target;
 pub mod verify;
 mod writer;
