@@ -438,7 +438,7 @@ impl Weights {
                 format!("`{text}` in {field} is no expression that is read ({why}); it was taken to match nothing");
             findings.push(Finding::new("quantization_config", text));
         }
-        findings.extend(bitsandbytes::rounding(&self.checkpoint));
+        findings.extend(bitsandbytes::rounding(&self.checkpoint).or_else(|| compressed_tensors::activations(self)));
         findings
     }
 
