@@ -14,7 +14,7 @@ pub struct Args {
 }
 
 /// Folders of the repository that the tests read.
-const DATA: [&str; 8] = [
+const DATA: [&str; 9] = [
     "crates/halfbyte/testdata",
     "crates/halfbyte-checkpoint/testdata/awq",
     "crates/halfbyte-checkpoint/testdata/compressed_tensors",
@@ -22,6 +22,7 @@ const DATA: [&str; 8] = [
     "crates/halfbyte-checkpoint/testdata/gptq",
     "crates/halfbyte-checkpoint/testdata/weight_only_linear",
     "crates/halfbyte-llm/testdata/architectures",
+    "crates/halfbyte-llm/testdata/gpt-oss-mxfp4",
     "models/stdlib-11m",
 ];
 

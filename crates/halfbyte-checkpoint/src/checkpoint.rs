@@ -163,11 +163,14 @@ impl Checkpoint {
         Ok(this)
     }
 
-    /// Experts that lie in one tensor become a module each. Error: one of them is there already.
+    /// Experts that lie in one tensor become a module each. Errors: one of them is there already; codes and scales that do not fit
+    /// each other.
     fn experts_apart(&mut self) -> Result<()> {
         let tensors = std::mem::take(&mut self.tensors);
         self.by_name.clear();
-        experts::apart(tensors).into_iter().try_for_each(|tensor| self.add_tensor(tensor))
+        let apart = experts::apart(tensors);
+        let apart = apart.map_err(|misfit| Error::malformed(&self.files[misfit.file].path, misfit.what))?;
+        apart.into_iter().try_for_each(|tensor| self.add_tensor(tensor))
     }
 
     fn open_file(&mut self, path: &Path) -> Result<()> {

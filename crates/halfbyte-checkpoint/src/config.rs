@@ -18,6 +18,7 @@ mod expectation;
 mod fpa_intb;
 mod gptq;
 mod halfbyte;
+mod mxfp4;
 mod patterns;
 
 pub use awq::{AwqConfig, AwqVersion};
@@ -30,6 +31,7 @@ pub use fpa_intb::FpaIntBConfig;
 pub(crate) use gptq::GptqSettings;
 pub use gptq::{GptqConfig, GptqDynamic, GptqOverride, GptqVersion};
 pub use halfbyte::HalfbyteConfig;
+pub use mxfp4::Mxfp4Config;
 pub use patterns::ModulePatterns;
 
 /// The quantisation that a checkpoint declares.
@@ -50,6 +52,8 @@ pub enum QuantizationConfig {
     /// The layouts of fpA_intB kernels.
     #[serde(rename = "fpa_intb")]
     FpaIntB(FpaIntBConfig),
+    /// Experts in MXFP4.
+    Mxfp4(Mxfp4Config),
     /// Our own form.
     Halfbyte(HalfbyteConfig),
 }
@@ -121,6 +125,9 @@ fn parse(fields: &Map<String, Value>, prefix: &str, file: &Path) -> Result<Quant
     if method.as_deref().map_or(fpa_intb::is_declared(&fields), |method| method == "fpa_intb") {
         return fpa_intb::parse(&fields).map(QuantizationConfig::FpaIntB);
     }
+    if method.as_deref() == Some("mxfp4") {
+        return mxfp4::parse(&fields).map(QuantizationConfig::Mxfp4);
+    }
     if bitsandbytes::is_declared(&fields, method.as_deref()) {
         return bitsandbytes::parse(&fields).map(QuantizationConfig::BitsAndBytes);
     }
@@ -140,7 +147,8 @@ fn parse(fields: &Map<String, Value>, prefix: &str, file: &Path) -> Result<Quant
 
 fn not_read<T>(fields: &Fields<'_>, key: &str, name: &str) -> Result<T> {
     let what = format!(
-        "{} `{name}` is not read yet; methods that are: awq, bitsandbytes, compressed-tensors, fpa_intb, gptq, halfbyte, marlin",
+        "{} `{name}` is not read yet; methods that are: awq, bitsandbytes, compressed-tensors, fpa_intb, gptq, halfbyte, marlin, \
+         mxfp4",
         fields.path(key)
     );
     Err(Error::unsupported(fields.file, what))

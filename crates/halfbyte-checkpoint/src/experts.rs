@@ -4,12 +4,19 @@
 //! gate_up_proj [experts, 2·inner, hidden], down_proj [experts, hidden, inner]     rows of gate, then of up
 //! gate_up_proj [experts, hidden, 2·inner], down_proj [experts, inner, hidden]     transposed, gate and up in turn, with
 //!     gate_up_proj_bias [experts, 2·inner], down_proj_bias [experts, hidden]      biases: GPT-OSS
+//! gate_up_proj_blocks u8 [experts, 2·inner, hidden / 32, 16], down_proj_blocks u8 [experts, hidden, inner / 32, 16],
+//!     gate_up_proj_scales, down_proj_scales: without the last dimension       codes of MXFP4, rows of gate and up in turn, with
+//!                                                                             the same biases: GPT-OSS, too
 //! ```
 //!
-//! `experts.gate_up_proj` becomes `experts.0.gate_proj.weight`, `experts.0.up_proj.weight`, …: views of the same bytes. Tensors of
-//! other shapes keep their names.
+//! `experts.gate_up_proj` becomes `experts.0.gate_proj.weight`, `experts.0.up_proj.weight`, …, `experts.gate_up_proj_blocks`
+//! `experts.0.gate_proj.weight_blocks` [inner, hidden / 2], …: views of the same bytes. Tensors of other shapes keep their names, but
+//! codes and scales that do not fit each other are refused.
+
+mod packed;
 
 use crate::checkpoint::{Place, Tensor};
+use crate::scheme::mxfp4::{GROUP, GROUP_BYTES};
 use std::collections::HashMap;
 
 /// No layer has more experts than this.
@@ -21,8 +28,24 @@ struct Stack {
     experts: usize,
     inner: usize,
     hidden: usize,
-    /// Whether columns are rows, and gate and up lie in turn.
-    transposed: bool,
+    form: Form,
+}
+
+/// The order of elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// Rows of gate, then of up.
+    Rows,
+    /// Columns are rows, and gate and up lie in turn.
+    Transposed,
+    /// Rows of gate and up in turn, of codes and scales of MXFP4.
+    Packed,
+}
+
+/// A tensor that is not as the others of its layer say, by the number of its file, and what was expected of it.
+pub(crate) struct Misfit {
+    pub file: usize,
+    pub what: String,
 }
 
 /// A part of each expert in a stacked tensor.
@@ -36,11 +59,12 @@ struct Part {
     first: usize,
 }
 
-/// The tensors of a checkpoint, with experts apart.
-pub(crate) fn apart(tensors: Vec<Tensor>) -> Vec<Tensor> {
-    let stacks = stacks(&tensors);
+/// The tensors of a checkpoint, with experts apart. Error: codes and scales that do not fit each other.
+pub(crate) fn apart(tensors: Vec<Tensor>) -> Result<Vec<Tensor>, Misfit> {
+    let mut stacks = stacks(&tensors);
+    stacks.extend(packed::stacks(&tensors)?);
     if stacks.is_empty() {
-        return tensors;
+        return Ok(tensors);
     }
     let mut out = Vec::with_capacity(tensors.len());
     for tensor in tensors {
@@ -51,7 +75,7 @@ pub(crate) fn apart(tensors: Vec<Tensor>) -> Vec<Tensor> {
             None => out.push(tensor),
         }
     }
-    out
+    Ok(out)
 }
 
 /// The stacks of all layers, by the name in front of theirs.
@@ -69,8 +93,8 @@ fn stacks(tensors: &[Tensor]) -> HashMap<String, Stack> {
         let biases = [("gate_up_proj_bias", [experts, b]), ("down_proj_bias", [experts, d])];
         let transposed = biases.iter().all(|(name, of)| shape(name) == Some(of.as_slice()));
         let stack = match transposed {
-            true => Stack { experts, inner: c, hidden: a, transposed },
-            false => Stack { experts, inner: d, hidden: b, transposed },
+            true => Stack { experts, inner: c, hidden: a, form: Form::Transposed },
+            false => Stack { experts, inner: d, hidden: b, form: Form::Rows },
         };
         let holds = match transposed {
             true => a == d && b == 2 * c,
@@ -86,14 +110,16 @@ impl Stack {
     fn views(&self, tensor: &Tensor, prefix: &str, last: &str) -> Option<Vec<Tensor>> {
         let Place::Range(range) = &tensor.place else { return None };
         let parts = self.parts(last)?;
-        let element = tensor.dtype.float().map(|float| float.size_bytes())?;
+        // Those of codes are bytes, which the shapes are told of.
+        let of_codes = self.form == Form::Packed && !last.ends_with("_bias");
+        let element = if of_codes { 1 } else { tensor.dtype.float()?.size_bytes() };
         let of_expert = range.len() / self.experts;
         let view = |e: usize, part: &Part| {
             let start = range.start + e * of_expert + part.first * element;
             let steps = part.shape.iter().zip(&part.strides).map(|(n, stride)| (n - 1) * stride);
             let (end, bytes) =
                 (start + (steps.sum::<usize>() + 1) * element, part.shape.iter().product::<usize>() * element);
-            let place = match end - start == bytes && !self.transposed {
+            let place = match end - start == bytes && self.form != Form::Transposed {
                 true => Place::Range(start..end),
                 false => Place::Strided { range: start..end, strides: part.strides.clone(), bytes },
             };
@@ -105,7 +131,7 @@ impl Stack {
 
     /// What of each expert the tensor of this name holds.
     fn parts(&self, last: &str) -> Option<Vec<Part>> {
-        let Stack { inner, hidden, transposed, .. } = *self;
+        let Stack { inner, hidden, form, .. } = *self;
         let part = |module, kind, shape: &[usize], strides: &[usize], first| Part {
             module,
             kind,
@@ -113,21 +139,32 @@ impl Stack {
             strides: strides.to_vec(),
             first,
         };
-        Some(match (last, transposed) {
-            ("gate_up_proj", false) => vec![
+        // Rows of so many bytes, which each expert has, in turn of gate and up.
+        let in_turn = |kind, bytes: usize| {
+            let [gate, up] = ["gate_proj", "up_proj"].map(|module| (module, kind));
+            let of = |(module, kind), first| part(module, kind, &[inner, bytes], &[2 * bytes, 1], first);
+            vec![of(gate, 0), of(up, bytes)]
+        };
+        let down = |kind, bytes: usize| vec![part("down_proj", kind, &[hidden, bytes], &[bytes, 1], 0)];
+        Some(match (last, form) {
+            ("gate_up_proj_blocks", Form::Packed) => in_turn("weight_blocks", hidden / GROUP * GROUP_BYTES),
+            ("gate_up_proj_scales", Form::Packed) => in_turn("weight_scales", hidden / GROUP),
+            ("down_proj_blocks", Form::Packed) => down("weight_blocks", inner / GROUP * GROUP_BYTES),
+            ("down_proj_scales", Form::Packed) => down("weight_scales", inner / GROUP),
+            ("gate_up_proj", Form::Rows) => vec![
                 part("gate_proj", "weight", &[inner, hidden], &[hidden, 1], 0),
                 part("up_proj", "weight", &[inner, hidden], &[hidden, 1], inner * hidden),
             ],
-            ("down_proj", false) => vec![part("down_proj", "weight", &[hidden, inner], &[inner, 1], 0)],
-            ("gate_up_proj", true) => vec![
+            ("down_proj", Form::Rows) => vec![part("down_proj", "weight", &[hidden, inner], &[inner, 1], 0)],
+            ("gate_up_proj", Form::Transposed) => vec![
                 part("gate_proj", "weight", &[inner, hidden], &[2, 2 * inner], 0),
                 part("up_proj", "weight", &[inner, hidden], &[2, 2 * inner], 1),
             ],
-            ("gate_up_proj_bias", true) => {
+            ("gate_up_proj_bias", Form::Transposed | Form::Packed) => {
                 vec![part("gate_proj", "bias", &[inner], &[2], 0), part("up_proj", "bias", &[inner], &[2], 1)]
             }
-            ("down_proj", true) => vec![part("down_proj", "weight", &[hidden, inner], &[1, hidden], 0)],
-            ("down_proj_bias", true) => vec![part("down_proj", "bias", &[hidden], &[1], 0)],
+            ("down_proj", Form::Transposed) => vec![part("down_proj", "weight", &[hidden, inner], &[1, hidden], 0)],
+            ("down_proj_bias", Form::Transposed | Form::Packed) => vec![part("down_proj", "bias", &[hidden], &[1], 0)],
             _ => return None,
         })
     }

@@ -35,6 +35,7 @@ mod pytorch;
 pub mod regular;
 pub mod safetensors;
 pub mod scheme;
+mod small_floats;
 mod target;
 pub mod verify;
 mod writer;
@@ -42,7 +43,7 @@ mod writer;
 pub use checkpoint::{Checkpoint, TensorInfo};
 pub use config::{
     AwqConfig, AwqVersion, BitsAndBytesConfig, BitsAndBytesKind, CompressedTensorsConfig, FpaIntBConfig, GptqConfig,
-    GptqVersion, HalfbyteConfig, QuantizationConfig,
+    GptqVersion, HalfbyteConfig, Mxfp4Config, QuantizationConfig,
 };
 pub use cut::Cut;
 pub use error::{Error, Result};

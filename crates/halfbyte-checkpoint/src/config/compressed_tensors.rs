@@ -51,6 +51,10 @@ pub enum CompressedTensorsFormat {
     PackQuantized,
     /// As signed bytes.
     IntQuantized,
+    /// Floats of 4 bits, two a byte, in groups of 32 with a power of two.
+    Mxfp4PackQuantized,
+    /// Floats of 4 bits, two a byte, in groups of 16 with a float of 8 bits.
+    Nvfp4PackQuantized,
 }
 
 impl CompressedTensorsFormat {
@@ -59,6 +63,8 @@ impl CompressedTensorsFormat {
         match self {
             CompressedTensorsFormat::PackQuantized => "pack-quantized",
             CompressedTensorsFormat::IntQuantized => "int-quantized",
+            CompressedTensorsFormat::Mxfp4PackQuantized => "mxfp4-pack-quantized",
+            CompressedTensorsFormat::Nvfp4PackQuantized => "nvfp4-pack-quantized",
         }
     }
 }
@@ -132,22 +138,41 @@ fn parse_group(
     let targets = modules(fields, "targets")?;
     let format = format(fields)?.or(format_of_all);
     let Some(weights) = object(fields, "weights")? else { return Ok(None) };
-    match weights.text(&["type"])?.as_deref() {
-        None | Some("int") => {}
-        Some(other) => return not_read(&weights, "type", other, "int"),
-    }
+    let is_float = match weights.text(&["type"])?.as_deref() {
+        None | Some("int") => false,
+        Some("float") => true,
+        Some(other) => return not_read(&weights, "type", other, TYPES),
+    };
+    let (bits, strategy) = (bits_of(&weights)?, strategy(&weights, is_float)?);
+    let format = match (is_float, strategy) {
+        (false, _) => format,
+        (true, CompressedTensorsStrategy::Group(size)) if bits == 4 && fp4_of(size).is_some() => fp4_of(size),
+        _ => return not_read(&weights, "type", "float", TYPES),
+    };
     let activations = object(fields, "input_activations")?;
     Ok(Some(CompressedTensorsGroup {
         name: name.to_owned(),
         targets,
         format,
-        bits: bits(&weights)?,
+        bits,
         symmetric: weights.boolean(&["symmetric"])?.unwrap_or(true),
-        strategy: strategy(&weights)?,
+        strategy,
         act_order: act_order(&weights)?,
-        activation_bits: activations.map(|a| bits(&a)).transpose()?,
+        activation_bits: activations.map(|a| bits_of(&a)).transpose()?,
     }))
 }
+
+/// How floats of 4 bits in groups of this size are stored.
+fn fp4_of(size: usize) -> Option<CompressedTensorsFormat> {
+    match size {
+        16 => Some(CompressedTensorsFormat::Nvfp4PackQuantized),
+        32 => Some(CompressedTensorsFormat::Mxfp4PackQuantized),
+        _ => None,
+    }
+}
+
+/// Types of codes that are read.
+const TYPES: &str = "int, and float of 4 bits in groups of 16 or 32";
 
 /// The modules that a list is for.
 fn modules(fields: &Fields<'_>, key: &str) -> Result<ModulePatterns> {
@@ -179,21 +204,17 @@ const GROUPED: &[(&str, u32, Option<u32>)] = &[
     ("W8A16", 8, None),
 ];
 
-/// Presets of weights that are floats.
-const FLOATS: &[&str] = &[
-    "FP8",
-    "FP8_BLOCK",
-    "FP8_DYNAMIC",
-    "MXFP4",
-    "MXFP4A16",
-    "MXFP4XFP8",
-    "MXFP6A16",
-    "MXFP6A8",
-    "MXFP8",
-    "MXFP8A16",
-    "NVFP4",
-    "NVFP4A16",
+/// Presets of floats of 4 bits: name, weights that share a scale, bits of the activations.
+const FP4: &[(&str, usize, Option<u32>)] = &[
+    ("MXFP4", 32, Some(4)),
+    ("MXFP4A16", 32, None),
+    ("MXFP4XFP8", 32, Some(8)),
+    ("NVFP4", 16, Some(4)),
+    ("NVFP4A16", 16, None),
 ];
+
+/// Presets of weights that are other floats.
+const FLOATS: &[&str] = &["FP8", "FP8_BLOCK", "FP8_DYNAMIC", "MXFP6A16", "MXFP6A8", "MXFP8", "MXFP8A16"];
 
 /// A group that is the name of settings with a list of modules.
 fn preset(
@@ -202,16 +223,20 @@ fn preset(
     format: Option<CompressedTensorsFormat>,
 ) -> Result<Option<CompressedTensorsGroup>> {
     let known = name.to_uppercase();
+    let fp4 = FP4.iter().find(|(name, ..)| *name == known);
+    let format = fp4.map_or(format, |(_, size, _)| fp4_of(*size));
     let (bits, strategy, activation_bits) = match known.as_str() {
         "UNQUANTIZED" => return Ok(None),
         "W8A8" | "INT8" => (8, CompressedTensorsStrategy::Channel, Some(8)),
-        other => match GROUPED.iter().find(|(name, ..)| *name == other) {
-            Some(&(_, bits, activations)) => (bits, CompressedTensorsStrategy::Group(128), activations),
-            None if FLOATS.contains(&other) => {
+        other => match (GROUPED.iter().find(|(name, ..)| *name == other), fp4) {
+            (Some(&(_, bits, activations)), _) => (bits, CompressedTensorsStrategy::Group(128), activations),
+            (None, Some(&(_, size, activations))) => (4, CompressedTensorsStrategy::Group(size), activations),
+            (None, None) if FLOATS.contains(&other) => {
                 let integers: Vec<&str> = GROUPED.iter().map(|(name, ..)| *name).collect();
-                return not_read(listed, name, "preset of floats", &format!("{}, W8A8, INT8", integers.join(", ")));
+                let read = format!("{}, W8A8, INT8, those of MXFP4 and NVFP4", integers.join(", "));
+                return not_read(listed, name, "preset of floats", &read);
             }
-            None => {
+            (None, None) => {
                 let what = format!(
                     "`{}`: expected settings, or the name of a preset of compressed-tensors 0.20 before a list, and \
                      there is no preset `{name}`",
@@ -239,11 +264,16 @@ fn format(fields: &Fields<'_>) -> Result<Option<CompressedTensorsFormat>> {
         None | Some("dense" | "mixed-precision") => Ok(None),
         Some("pack-quantized") => Ok(Some(CompressedTensorsFormat::PackQuantized)),
         Some("int-quantized") => Ok(Some(CompressedTensorsFormat::IntQuantized)),
-        Some(other) => not_read(fields, "format", other, "pack-quantized, int-quantized"),
+        Some("mxfp4-pack-quantized") => Ok(Some(CompressedTensorsFormat::Mxfp4PackQuantized)),
+        Some("nvfp4-pack-quantized") => Ok(Some(CompressedTensorsFormat::Nvfp4PackQuantized)),
+        Some(other) => {
+            let read = "pack-quantized, int-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized";
+            not_read(fields, "format", other, read)
+        }
     }
 }
 
-fn bits(fields: &Fields<'_>) -> Result<u32> {
+fn bits_of(fields: &Fields<'_>) -> Result<u32> {
     match fields.integer(&["num_bits"])? {
         None => Ok(8),
         Some(bits @ 1..=16) => Ok(bits as u32),
@@ -254,7 +284,7 @@ fn bits(fields: &Fields<'_>) -> Result<u32> {
     }
 }
 
-fn strategy(weights: &Fields<'_>) -> Result<CompressedTensorsStrategy> {
+fn strategy(weights: &Fields<'_>, is_float: bool) -> Result<CompressedTensorsStrategy> {
     let size = weights.integer(&["group_size"])?;
     let malformed = |expected: &str, got: String| {
         let what = format!("`{}`: expected {expected}, got {got}", weights.path("group_size"));
@@ -269,6 +299,7 @@ fn strategy(weights: &Fields<'_>) -> Result<CompressedTensorsStrategy> {
         (Some("tensor"), None | Some(-1)) | (None, None) => Ok(CompressedTensorsStrategy::Tensor),
         (Some("channel"), None | Some(-1)) | (None, Some(-1)) => Ok(CompressedTensorsStrategy::Channel),
         (Some("group") | None, size) => group(size),
+        (Some("tensor_group"), size) if is_float => group(size),
         (Some(named @ ("tensor" | "channel")), Some(size)) => {
             malformed(&format!("none, as the strategy is `{named}`"), size.to_string())
         }

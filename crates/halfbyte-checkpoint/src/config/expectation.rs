@@ -1,7 +1,7 @@
 //! What a config leads one to expect of a module: quantised or dense.
 
 use super::{
-    AwqConfig, BitsAndBytesConfig, CompressedTensorsConfig, FpaIntBConfig, GptqConfig, HalfbyteConfig,
+    AwqConfig, BitsAndBytesConfig, CompressedTensorsConfig, FpaIntBConfig, GptqConfig, HalfbyteConfig, Mxfp4Config,
     QuantizationConfig,
 };
 
@@ -29,6 +29,7 @@ impl QuantizationConfig {
             QuantizationConfig::BitsAndBytes(config) => of_bitsandbytes(config, module),
             QuantizationConfig::FpaIntB(config) => of_fpa_intb(config, module),
             QuantizationConfig::Halfbyte(config) => of_halfbyte(config, module),
+            QuantizationConfig::Mxfp4(config) => of_mxfp4(config, module),
         }
     }
 
@@ -42,6 +43,7 @@ impl QuantizationConfig {
             QuantizationConfig::BitsAndBytes(_) => "bitsandbytes",
             QuantizationConfig::FpaIntB(_) => "fpa_intb",
             QuantizationConfig::Halfbyte(_) => "halfbyte",
+            QuantizationConfig::Mxfp4(_) => "mxfp4",
         }
     }
 
@@ -51,6 +53,7 @@ impl QuantizationConfig {
             QuantizationConfig::Gptq(c) => vec![("dynamic".into(), &c.dynamic.modules)],
             QuantizationConfig::Halfbyte(_) => Vec::new(),
             QuantizationConfig::FpaIntB(c) => vec![("exclude_modules".into(), &c.exclude_modules)],
+            QuantizationConfig::Mxfp4(c) => vec![("modules_to_not_convert".into(), &c.modules_to_not_convert)],
             QuantizationConfig::Awq(c) => vec![("modules_to_not_convert".into(), &c.modules_to_not_convert)],
             QuantizationConfig::BitsAndBytes(c) => vec![("llm_int8_skip_modules".into(), &c.skip_modules)],
             QuantizationConfig::CompressedTensors(c) => {
@@ -99,6 +102,17 @@ fn of_awq(config: &AwqConfig, module: &str) -> Expectation {
     match config.modules_to_not_convert.matching(module) {
         Some(part) => Dense(format!("the config's {LIST} has `{part}`")),
         None if in_block(module) => Quantized(format!("the config says awq, and its {LIST} does not have it")),
+        None => Unsaid,
+    }
+}
+
+fn of_mxfp4(config: &Mxfp4Config, module: &str) -> Expectation {
+    const LIST: &str = "modules_to_not_convert";
+    match config.modules_to_not_convert.matching(module) {
+        Some(part) => Dense(format!("the config's {LIST} has `{part}`")),
+        None if module.contains(".experts.") => {
+            Quantized(format!("the config says mxfp4, and its {LIST} does not have it"))
+        }
         None => Unsaid,
     }
 }

@@ -67,6 +67,9 @@ pub(crate) fn open_file(path: &Path, checkpoint: &mut Checkpoint) -> Result<()> 
             Some(Translation { known, heads: heads.unwrap_or(1), head_dim: head_dim.unwrap_or(1) })
         }
     };
+    if translation.is_some() {
+        refuse_other_scales(path, &all)?;
+    }
     let first = checkpoint.add_file(MappedFile { path: path.to_owned(), map });
     let entries = std::mem::take(&mut all.tensors);
     let mut of_others = Vec::new();
@@ -81,6 +84,18 @@ pub(crate) fn open_file(path: &Path, checkpoint: &mut Checkpoint) -> Result<()> 
     }
     all.tensors = entries;
     checkpoint.set_container(Container::Gguf(all));
+    Ok(())
+}
+
+/// Scales of whole tensors are read beside NVFP4, which llama.cpp writes them for. Error: one beside another type, which would be left out.
+fn refuse_other_scales(path: &Path, header: &Header) -> Result<()> {
+    for TensorEntry { name, .. } in &header.tensors {
+        let weight = name.strip_suffix(".scale").and_then(|module| header.tensor(&format!("{module}.weight")));
+        if let Some(weight) = weight.filter(|weight| weight.ggml_type != GgmlType::NVFP4) {
+            let what = format!("tensor `{name}`: a scale is read beside NVFP4, got one beside {}", weight.ggml_type);
+            return Err(Error::unsupported(path, what));
+        }
+    }
     Ok(())
 }
 
@@ -170,7 +185,11 @@ fn add(entry: &TensorEntry, file: usize, by: Option<&Translation>, checkpoint: &
         return Ok(());
     }
     if let Some([before, after]) = names.experts(name) {
-        let dimensions = if after.ends_with(".bias") { 2 } else { 3 };
+        let dimensions = match after.rsplit('.').next() {
+            Some("bias") => 2,
+            Some("scale" | "input_scale") => 1,
+            _ => 3,
+        };
         let (&experts, of_one) = match shape.split_first() {
             Some(split) if shape.len() == dimensions => split,
             _ => {

@@ -30,6 +30,7 @@ mod value;
 mod writer;
 
 pub(crate) use architectures::Rows;
+pub(crate) use blocks::scaled;
 pub use blocks::{load, pack, unpack_rows};
 pub(crate) use header::MAGIC;
 pub use header::{Header, TensorEntry, parse};

@@ -209,6 +209,10 @@ impl Names {
         if let Some((_, hf)) = self.outer.iter().find(|(known, _)| *known == gguf) {
             return Some((*hf).to_owned());
         }
+        if let Some((module, kind)) = gguf.rsplit_once('.').filter(|(_, kind)| SCALES.contains(kind)) {
+            let weight = self.hf(&format!("{module}.weight"))?;
+            return weight.strip_suffix("weight").map(|module| format!("{module}{kind}"));
+        }
         let (layer, module, kind) = in_layer(gguf, BLOCK)?;
         if let Some((_, hf)) = self.bare.iter().find(|(known, _)| *known == module) {
             return (kind == "weight").then(|| format!("{}{layer}.{hf}", self.layers));
@@ -229,10 +233,13 @@ impl Names {
     pub fn experts(&self, gguf: &str) -> Option<[String; 2]> {
         let (layer, module, kind) = in_layer(gguf, BLOCK)?;
         let (_, [experts, last]) = self.of_expert.iter().find(|(known, _)| *known == module)?;
-        is_part(kind, self.expert_biases)
+        (is_part(kind, self.expert_biases) || SCALES.contains(&kind))
             .then(|| [format!("{}{layer}.{experts}", self.layers), format!("{last}.{kind}")])
     }
 }
+
+/// Parts of a module of NVFP4: what its scales, and those of activations, are multiplied by.
+const SCALES: [&str; 2] = ["scale", "input_scale"];
 
 fn is_part(kind: &str, bias: bool) -> bool {
     kind == "weight" || (kind == "bias" && bias)

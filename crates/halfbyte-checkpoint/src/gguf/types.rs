@@ -84,13 +84,13 @@ types! {
     IQ3_XXS = 18, "IQ3_XXS", 256, 98;
     /// 1-bit codebook.
     IQ1_S = 19, "IQ1_S", 256, 50;
-    /// 4-bit codebook.
+    /// 4-bit codes for 16 integers, with a scale.
     IQ4_NL = 20, "IQ4_NL", 32, 18;
     /// 3-bit codebook.
     IQ3_S = 21, "IQ3_S", 256, 110;
     /// 2-bit codebook.
     IQ2_S = 22, "IQ2_S", 256, 82;
-    /// 4-bit codebook.
+    /// 4-bit codes for the same integers; 6-bit scales for 32 neighbours.
     IQ4_XS = 23, "IQ4_XS", 256, 136;
     /// Signed byte.
     I8 = 24, "I8", 1, 1;
@@ -110,9 +110,9 @@ types! {
     TQ1_0 = 34, "TQ1_0", 256, 54;
     /// Ternary.
     TQ2_0 = 35, "TQ2_0", 256, 66;
-    /// 4-bit floats with a power of two.
+    /// 4-bit floats, whose doubles are integers, with a power of two.
     MXFP4 = 39, "MXFP4", 32, 17;
-    /// 4-bit floats with 8-bit float scales.
+    /// The same 4-bit floats; 8-bit floats as scales for 16 neighbours.
     NVFP4 = 40, "NVFP4", 64, 36;
     /// 1-bit codes with a scale.
     Q1_0 = 41, "Q1_0", 128, 18;
@@ -136,8 +136,9 @@ impl GgmlType {
 
     /// What its blocks are exactly, if they are codes with scales that this crate reads.
     ///
-    /// Codes of 5 and 6 bits are codes of 8 that use a part of them. The scales of the K types are products of two numbers of
-    /// the block, exact in f32. (Layouts may hold fewer bits, and the two numbers: `halfbyte::layout::cpu_n16`.)
+    /// Codes of 5 and 6 bits are codes of 8 that use a part of them, and so are those that stand for 16 values. The scales of the K
+    /// types and of IQ4_XS are products of two numbers of the block, exact in f32; those of MXFP4 powers of two, exact in bf16. (Layouts
+    /// may hold fewer bits, and the two numbers: `halfbyte::layout::cpu_n16`.) A tensor of NVFP4 with a scale of its own has f32.
     pub fn weight_format(self) -> Option<WeightFormat> {
         let (bits, group, zero, scale) = match self {
             GgmlType::Q4_0 => (4, 32, Zero::Symmetric, Float::F16),
@@ -149,6 +150,10 @@ impl GgmlType {
             GgmlType::Q4_K => (4, 32, Zero::Float, Float::F32),
             GgmlType::Q5_K => (8, 32, Zero::Float, Float::F32),
             GgmlType::Q6_K => (8, 16, Zero::Symmetric, Float::F32),
+            GgmlType::IQ4_NL => (8, 32, Zero::Symmetric, Float::F16),
+            GgmlType::IQ4_XS => (8, 32, Zero::Symmetric, Float::F32),
+            GgmlType::MXFP4 => (8, 32, Zero::Symmetric, Float::BF16),
+            GgmlType::NVFP4 => (8, 16, Zero::Symmetric, Float::F16),
             _ => return None,
         };
         Some(WeightFormat { bits, group: Group::Size(group), zero, scale, channel_scale: None })

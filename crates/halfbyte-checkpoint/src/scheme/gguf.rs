@@ -1,12 +1,13 @@
-//! GGUF's blocks, see [`crate::gguf`]: codes and scales of a matrix in one tensor, `weight`.
+//! GGUF's blocks, see [`crate::gguf`]: codes and scales of a matrix in one tensor, `weight`. Beside blocks of NVFP4 `scale` may be a
+//! number by which all of them are multiplied; `input_scale` is of activations, which are not quantised here.
 
 use super::{Description, Scheme, StoredFormat, StoredModule, StoredWeight, Weights};
 use crate::checkpoint::TensorInfo;
 use crate::error::{Error, Result};
 use crate::folder::converted;
 use crate::gguf::{
-    self, GgmlType, architecture_of, gguf_name, has_paired_rows, hf_row, is_read, load, metadata_from, pack, reordered,
-    rope_factors,
+    self, GgmlType, architecture_of, gguf_name, has_paired_rows, hf_row, is_read, metadata_from, pack, reordered,
+    rope_factors, scaled,
 };
 use crate::json::{self, read_small};
 use crate::safetensors::{DType, TensorSpec, cast_floats};
@@ -20,24 +21,41 @@ use std::path::Path;
 /// The scheme's line in [`super::SCHEMES`].
 pub(super) const SCHEME: Scheme = Scheme {
     name: "gguf",
-    parts: &["weight"],
+    parts: &["weight", "scale", "input_scale"],
     detect: |weights, prefix| {
         let info = weights.checkpoint().get(&format!("{prefix}.weight"));
         info.is_some_and(|info| matches!(info.dtype, DType::Block(block) if block.weight_format().is_some()))
     },
     describe: |weights, prefix| {
         let (info, block, shape) = matrix(weights, prefix)?;
-        let format = block.weight_format().ok_or_else(|| {
+        let mut format = block.weight_format().ok_or_else(|| {
             Error::unsupported(info.file, format!("tensor `{}`: blocks of {block} are not read", info.name))
         })?;
+        if scale_of(weights, prefix, block)?.is_some() {
+            format.scale = Float::F32;
+        }
         Ok(Description { format: StoredFormat::Codes(format), shape, act_order: false, findings: Vec::new() })
     },
     load: |weights, prefix| {
         let (info, block, shape) = matrix(weights, prefix)?;
-        let tensor = load(info.name, block, weights.checkpoint().data(info.name)?, shape)?;
+        let scale = scale_of(weights, prefix, block)?;
+        let tensor = scaled(info.name, block, weights.checkpoint().data(info.name)?, shape, scale)?;
         Ok(StoredModule { weight: StoredWeight::Quantized(tensor), findings: Vec::new() })
     },
 };
+
+/// What the scales of a module are multiplied by, if there is such a number. Error: a tensor that is no number.
+fn scale_of(weights: &Weights, prefix: &str, block: GgmlType) -> Result<Option<f32>> {
+    let (checkpoint, name) = (weights.checkpoint(), format!("{prefix}.scale"));
+    let Some(info) = checkpoint.get(&name).filter(|_| block == GgmlType::NVFP4) else { return Ok(None) };
+    match *checkpoint.data(&name)? {
+        [a, b, c, d] if info.dtype == DType::F32 => Ok(Some(f32::from_le_bytes([a, b, c, d]))),
+        _ => {
+            let what = format!("tensor `{name}`: expected one number of F32, got {} {:?}", info.dtype, info.shape);
+            Err(Error::malformed(info.file, what))
+        }
+    }
+}
 
 fn matrix<'a>(weights: &'a Weights, prefix: &str) -> Result<(TensorInfo<'a>, GgmlType, [usize; 2])> {
     let info = weights.checkpoint().info(&format!("{prefix}.weight"))?;

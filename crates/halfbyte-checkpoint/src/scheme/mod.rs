@@ -12,6 +12,7 @@ pub mod gptq;
 mod marlin;
 pub(crate) mod matmul_nbits;
 mod memory;
+pub(crate) mod mxfp4;
 pub(crate) mod native;
 
 pub use memory::MemoryTensor;
@@ -58,6 +59,7 @@ pub static SCHEMES: &[Scheme] = &[
     bitsandbytes::FOUR_BITS,
     fpa_intb::SCHEME,
     fpa_intb::PADDLE,
+    mxfp4::SCHEME,
     native::SCHEME,
 ];
 
@@ -436,7 +438,7 @@ impl Weights {
                 format!("`{text}` in {field} is no expression that is read ({why}); it was taken to match nothing");
             findings.push(Finding::new("quantization_config", text));
         }
-        findings.extend(bitsandbytes::rounding(&self.checkpoint));
+        findings.extend(bitsandbytes::rounding(&self.checkpoint).or_else(|| compressed_tensors::activations(self)));
         findings
     }
 

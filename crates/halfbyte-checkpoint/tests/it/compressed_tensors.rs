@@ -2,6 +2,7 @@
 
 mod config;
 mod folder;
+mod fp4;
 mod labels;
 
 use crate::support::{Tensor, assert_names, model, taken, tensor, testdata, text_of, write_folder};

@@ -141,6 +141,7 @@ fn declared(config: &QuantizationConfig) -> Vec<String> {
             let groups = q.group_size.map_or(String::new(), |size| format!(", {}", group(size)));
             vec![format!("fpa_intb {} bits, {arch}{groups}", q.bits)]
         }
+        QuantizationConfig::Mxfp4(_) => vec!["mxfp4, experts in groups of 32".to_owned()],
         QuantizationConfig::Halfbyte(q) => {
             let others = if q.modules.is_empty() { "" } else { ", others by name" };
             vec![format!("halfbyte {}{others}", q.format)]

@@ -5,12 +5,14 @@ use halfbyte_checkpoint::Checkpoint;
 use halfbyte_llm::{Error, LoadOptions, Model, Session, eval};
 use std::ops::ControlFlow;
 
-const MODELS: [&str; 15] = [
+const MODELS: [&str; 16] = [
     "bloom",
     "gemma2",
     "gemma3",
     "gpt-neox",
     "gpt-oss",
+    // Quantised: beside the others, which are quantised by tests.
+    "../gpt-oss-mxfp4",
     "llama",
     "llama-tied-mha",
     "llama-yarn",

@@ -8,6 +8,7 @@ mod config_of_each;
 mod every_architecture;
 mod gguf;
 mod gguf_read_only;
+mod gpt_oss;
 mod kl;
 mod malicious;
 mod random;

@@ -57,7 +57,12 @@ fn off(got: &[f32], want: &[f32]) -> f64 {
 
 /// Compares ranks with one that holds everything, for as many of them as the model can be cut for. Ranks that have a part of a group's
 /// columns scale what they quantise by themselves: their logits are no further than its from those of exact activations.
-fn compare(path: &Path, options: &LoadOptions, bound: f64, what: &str) -> usize {
+pub fn compare(path: &Path, options: &LoadOptions, bound: f64, what: &str) -> usize {
+    compare_with(options.quantize.is_none(), path, options, bound, what)
+}
+
+/// The same, of ranks that cut the model themselves and, where `parts` says so, of folders with their parts.
+pub fn compare_with(parts: bool, path: &Path, options: &LoadOptions, bound: f64, what: &str) -> usize {
     let ids: Vec<i32> = (0..24).map(|i| 3 + i * 7 % 200).collect();
     let exact = LoadOptions { act: Act::A16, ..options.clone() };
     let want = logits(path, &exact, &ids).unwrap();
@@ -79,7 +84,7 @@ fn compare(path: &Path, options: &LoadOptions, bound: f64, what: &str) -> usize 
             let bits = |all: &[f32]| all.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(other.as_ref().unwrap()), bits(first), "{what}: ranks differ");
         }
-        if options.quantize.is_none() {
+        if parts {
             let dir = tempfile::tempdir().unwrap();
             write_parts(path, size, dir.path());
             let from_parts = ranks(size, options, |options| {

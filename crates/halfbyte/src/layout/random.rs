@@ -43,6 +43,7 @@ const OF_6_BITS: BlockForm = BlockForm {
     high: Fields { at: BLOCK / 2, run: 64, bits: 2 },
     add: 0,
     flip: 0,
+    table: None,
     unpack: None,
 };
 

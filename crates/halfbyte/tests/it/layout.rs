@@ -5,6 +5,7 @@ pub mod k_types;
 mod multiples;
 mod parts;
 pub mod planes;
+pub mod tables;
 
 use crate::data::{Random, below_each_other, parse, rounded, with_zeros_in_bytes};
 use half::f16;
@@ -207,7 +208,8 @@ pub fn layouts(q: &QTensor) -> Vec<(&'static str, Codes<'static>)> {
 /// Forms of blocks for codes of some bits: of one field and of two, in long runs and in short ones.
 fn block_forms(bits: u32) -> Vec<(&'static str, BlockForm)> {
     let fields = |at, run, bits| Fields { at, run, bits };
-    let form = |codes, bytes, low, high, flip| BlockForm { codes, bytes, low, high, add: 0, flip, unpack: None };
+    let form =
+        |codes, bytes, low, high, flip| BlockForm { codes, bytes, low, high, add: 0, flip, table: None, unpack: None };
     match bits {
         2 => vec![
             ("blocks of 128", form(128, 34, fields(2, 32, 2), Fields::NONE, 0)),
@@ -216,6 +218,8 @@ fn block_forms(bits: u32) -> Vec<(&'static str, BlockForm)> {
         3 => vec![("blocks of 32", form(32, 14, fields(2, 8, 2), fields(10, 1, 1), 5))],
         4 => vec![
             ("blocks of 32", form(32, 18, fields(2, 16, 4), Fields::NONE, 0)),
+            ("blocks of 32 in an odd number of bytes", form(32, 17, fields(1, 16, 4), Fields::NONE, 0)),
+            ("blocks of neighbours", form(32, 16, fields(0, 1, 4), Fields::NONE, 0)),
             ("blocks of 64", form(64, 34, fields(16, 4, 2), fields(0, 16, 2), 15)),
         ],
         _ => vec![
@@ -248,7 +252,7 @@ fn in_blocks(codes: &[u8], form: BlockForm) -> Vec<u8> {
 #[test]
 fn blocks_that_readers_do_not_take_are_refused() {
     let q = Random(14).qtensor(parse("w4a16-g32").weight, [3, 64], false);
-    let [(_, good), _] = block_forms(4)[..] else { panic!("two forms") };
+    let good = block_forms(4)[0].1;
     let new = |form: BlockForm, bytes: usize, k: usize| {
         let codes = Codes::Blocks { bytes: vec![0; bytes].into(), form: form.into() };
         let scales = table(&q, &[1.0; 6], false, false);
@@ -259,18 +263,19 @@ fn blocks_that_readers_do_not_take_are_refused() {
     for (form, bytes, k) in [
         (good, 3 * 36 - 1, 64),
         (good, 3 * 36, 48),
-        (BlockForm { bytes: 19, ..good }, 3 * 38, 64),
+        (BlockForm { bytes: 0, ..good }, 0, 64),
         (BlockForm { bytes: 16, ..good }, 3 * 32, 64),
         (BlockForm { codes: 0, ..good }, 0, 64),
-        (BlockForm { low: fields(1, 16, 4), ..good }, 3 * 36, 64),
+        (BlockForm { low: fields(3, 16, 4), ..good }, 3 * 36, 64),
         (BlockForm { low: fields(2, 16, 3), ..good }, 3 * 36, 64),
         (BlockForm { low: Fields::NONE, ..good }, 3 * 36, 64),
         (BlockForm { low: fields(2, 6, 4), ..good }, 3 * 36, 64),
-        (BlockForm { low: fields(2, 1, 4), ..good }, 3 * 36, 64),
+        (BlockForm { low: fields(2, 1, 2), ..good }, 3 * 36, 64),
         (BlockForm { low: fields(usize::MAX - 1, 16, 4), ..good }, 3 * 36, 64),
         (BlockForm { high: fields(0, 16, 1), ..good }, 3 * 36, 64),
         (BlockForm { add: 1, ..good }, 3 * 36, 64),
         (BlockForm { flip: 16, ..good }, 3 * 36, 64),
+        (BlockForm { table: Some([1; 16]), ..good }, 3 * 36, 64),
     ] {
         assert!(new(form, bytes, k).is_err(), "{form:?} of {bytes} bytes for {k} columns");
     }

@@ -1,8 +1,10 @@
 //! The types as forms of blocks, and what their codes are scaled by.
 
 use super::k_types::multiples::{self, GROUPS};
-use super::{groups_of_32, half, k_types};
+use super::{groups_of_32, half, k_types, tables};
 use crate::gguf::types::GgmlType;
+use crate::small_floats::E2M1;
+use half::{bf16, f16};
 use halfbyte::layout::codes::{BlockForm, Fields, UnpackBlocks};
 
 /// How blocks of a type hold codes; None: it is no codes with scales.
@@ -33,10 +35,19 @@ pub(super) fn form_of(ggml_type: GgmlType) -> Option<BlockForm> {
         GgmlType::Q6_K => {
             (fields(0, 64, 4), fields(128, 32, 2), 128 - 32, 0, |bytes, codes| each(bytes, codes, k_types::q6_k))
         }
+        GgmlType::IQ4_NL => low(nibbles_of_32(2), |bytes, codes| each(bytes, codes, tables::iq4_nl)),
+        GgmlType::IQ4_XS => low(nibbles_of_32(8), |bytes, codes| each(bytes, codes, tables::iq4_xs)),
+        GgmlType::MXFP4 => low(nibbles_of_32(1), |bytes, codes| each(bytes, codes, tables::mxfp4)),
+        GgmlType::NVFP4 => low(fields(4, 8, 4), |bytes, codes| each(bytes, codes, tables::nvfp4)),
         _ => return None,
     };
+    let table = match ggml_type {
+        GgmlType::IQ4_NL | GgmlType::IQ4_XS => Some(tables::IQ4),
+        GgmlType::MXFP4 | GgmlType::NVFP4 => Some(E2M1),
+        _ => None,
+    };
     let (codes, bytes) = (ggml_type.block_len(), ggml_type.block_bytes());
-    Some(BlockForm { codes, bytes, low, high, add, flip, unpack: Some(unpack) })
+    Some(BlockForm { codes, bytes, low, high, add, flip, table, unpack: Some(unpack) })
 }
 
 /// The scales and offsets of blocks, as the file has them, also where they are not finite. Lengths fit; symmetric types have
@@ -48,6 +59,9 @@ pub(super) fn scales_of(ggml_type: GgmlType, bytes: &[u8], scales: &mut [f32], o
         GgmlType::Q5_0 => each(bytes, scales, one::<22>),
         GgmlType::Q5_1 => each_two(bytes, scales, offsets, two::<24>),
         GgmlType::Q8_0 => each(bytes, scales, one::<34>),
+        GgmlType::IQ4_NL => each(bytes, scales, one::<18>),
+        GgmlType::MXFP4 => widened(bytes, scales, tables::mxfp4_scale, |bits| bf16::from_bits(bits).to_f32()),
+        GgmlType::NVFP4 => widened(bytes, scales, tables::nvfp4_scales, |bits| f16::from_bits(bits).to_f32()),
         _ => {
             let Some(form) = form_of(ggml_type) else { return };
             let (groups, blocks) = (scales.len() / (bytes.len() / form.bytes).max(1), bytes.chunks_exact(form.bytes));
@@ -66,7 +80,7 @@ pub(super) fn scales_of(ggml_type: GgmlType, bytes: &[u8], scales: &mut [f32], o
     }
 }
 
-/// What scales and offsets of a K type's block are whole multiples of, as bits of halves, and the factors of its groups; None:
+/// What scales and offsets of a block of a K type or IQ4_XS are whole multiples of, as bits of halves, and the factors of its groups; None:
 /// another type.
 pub(super) fn multiples_of(
     ggml_type: GgmlType,
@@ -80,6 +94,7 @@ pub(super) fn multiples_of(
         GgmlType::Q4_K => first::<144>(block, scales, offsets)?,
         GgmlType::Q5_K => first::<176>(block, scales, offsets)?,
         GgmlType::Q6_K => multiples::q6_k(block.first_chunk()?, scales.first_chunk_mut()?),
+        GgmlType::IQ4_XS => tables::iq4_xs_multiples(block.first_chunk()?, scales.first_chunk_mut()?),
         _ => return None,
     })
 }
@@ -88,8 +103,14 @@ fn first<const BYTES: usize>(block: &[u8], scales: &mut [i8], offsets: &mut [i8]
     Some(multiples::first::<BYTES>(block.first_chunk()?, scales.first_chunk_mut()?, offsets.first_chunk_mut()?))
 }
 
-/// The bits of the scales and offsets of blocks of the types whose blocks have one of each, a half; `block` bytes a block.
-pub(super) fn halves_of(block: usize, bytes: &[u8], scales: &mut [u16], offsets: &mut [u16]) {
+/// The bits of the scales and offsets of blocks, of the types whose scales have 16 bits.
+pub(super) fn halves_of(ggml_type: GgmlType, bytes: &[u8], scales: &mut [u16], offsets: &mut [u16]) {
+    match ggml_type {
+        GgmlType::MXFP4 => return each(bytes, scales, tables::mxfp4_scale),
+        GgmlType::NVFP4 => return each(bytes, scales, tables::nvfp4_scales),
+        _ => {}
+    }
+    let block = ggml_type.block_bytes();
     let blocks = || bytes.chunks_exact(block);
     blocks().zip(scales).for_each(|(block, scale)| *scale = u16::from_le_bytes([block[0], block[1]]));
     blocks().zip(offsets).for_each(|(block, offset)| *offset = u16::from_le_bytes([block[2], block[3]]));
@@ -114,6 +135,20 @@ fn each<const BYTES: usize, const LEN: usize, T>(
 ) {
     let out = out.as_chunks_mut().0.iter_mut();
     bytes.as_chunks().0.iter().zip(out).for_each(|(bytes, out)| block(bytes, out));
+}
+
+/// The scales of blocks, made floats of 32 bits of the 16 that they are read as.
+fn widened<const BYTES: usize, const LEN: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    block: impl Fn(&[u8; BYTES], &mut [u16; LEN]),
+    float: impl Fn(u16) -> f32,
+) {
+    each(bytes, out, |bytes, out: &mut [f32; LEN]| {
+        let mut bits = [0; LEN];
+        block(bytes, &mut bits);
+        *out = bits.map(&float);
+    });
 }
 
 /// The same with scales and offsets.

@@ -9,14 +9,15 @@ mod forms;
 mod groups_of_32;
 mod k_types;
 mod pack;
+mod tables;
 
 pub use pack::pack;
 
 use super::types::GgmlType;
 use crate::error::{Error, Result};
 use crate::safetensors::FloatData;
-use half::f16;
 use half::vec::HalfBitsVecExt;
+use half::{bf16, f16};
 use halfbyte::layout::codes::{BlockForm, Codes};
 use halfbyte::layout::multiples::Multiples;
 use halfbyte::layout::stored::{StoredZeros, Strides};
@@ -37,9 +38,19 @@ pub fn load<'a>(
     tensor: &str,
     ggml_type: GgmlType,
     bytes: impl Into<Cow<'a, [u8]>>,
-    [n, k]: [usize; 2],
+    shape: [usize; 2],
 ) -> Result<StoredTensor<'a>> {
-    let bytes = bytes.into();
+    scaled(tensor, ggml_type, bytes.into(), shape, None)
+}
+
+/// The same of blocks whose scales have 16 bits, with all of them multiplied by a number, if there is one: they become f32.
+pub(crate) fn scaled<'a>(
+    tensor: &str,
+    ggml_type: GgmlType,
+    bytes: Cow<'a, [u8]>,
+    [n, k]: [usize; 2],
+    by: Option<f32>,
+) -> Result<StoredTensor<'a>> {
     let invalid =
         |expected: String, got: String| Error::numbers(tensor)(halfbyte::Error::Invalid { op: OP, expected, got });
     let (Some(format), Some(form)) = (ggml_type.weight_format(), forms::form_of(ggml_type)) else {
@@ -49,8 +60,11 @@ pub fn load<'a>(
         let expected = format!("whole blocks of {} for [{n}, {k}]", ggml_type.block_len());
         return Err(invalid(expected, format!("{} bytes of {ggml_type}", bytes.len())));
     }
+    if by.is_some() && format.scale == Float::F32 {
+        return Err(invalid("blocks with scales of 16 bits, as they are multiplied".into(), ggml_type.to_string()));
+    }
     let strides = Strides::of_outputs(format.group.count(k));
-    let tensor_of = |codes, scales, offsets: FloatData<'static>| {
+    let tensor_of = |format: WeightFormat, codes, scales, offsets: FloatData<'static>| {
         let zeros = match format.zero {
             Zero::Float => StoredZeros::Float(offsets, strides),
             _ => StoredZeros::Symmetric,
@@ -58,23 +72,33 @@ pub fn load<'a>(
         let codes = Codes::Blocks { bytes: codes, form: form.into() };
         StoredTensor::new(format, [n, k], codes, (scales, strides), zeros, None)
     };
-    let stored = if format.scale == Float::F16 {
+    let stored = if format.scale != Float::F32 {
         let [scales, offsets] = gathered(&bytes, form, format, |bytes, scales, offsets| {
-            forms::halves_of(form.bytes, bytes, scales, offsets);
+            forms::halves_of(ggml_type, bytes, scales, offsets);
         })
-        .map(|halves: Vec<u16>| FloatData::F16(halves.reinterpret_into::<f16>().into()));
-        tensor_of(bytes, scales, offsets)
+        .map(|halves: Vec<u16>| match format.scale {
+            Float::BF16 => FloatData::BF16(halves.reinterpret_into::<bf16>().into()),
+            _ => FloatData::F16(halves.reinterpret_into::<f16>().into()),
+        });
+        match by {
+            None => tensor_of(format, bytes, scales, offsets),
+            // A product is rounded to f32, once.
+            Some(by) => {
+                let products: Vec<f32> = scales.to_f32().iter().map(|scale| scale * by).collect();
+                tensor_of(WeightFormat { scale: Float::F32, ..format }, bytes, FloatData::F32(products.into()), offsets)
+            }
+        }
     } else {
         multiples_of_blocks(ggml_type, &bytes, form, format).and_then(|(scales, offsets)| {
             let products = |multiples: &Multiples<'_>| FloatData::F32(multiples.products().into());
             let of_offsets = offsets.as_ref().map_or(FloatData::F32(Cow::default()), products);
-            tensor_of(bytes, products(&scales), of_offsets)?.with_multiples(scales, offsets)
+            tensor_of(format, bytes, products(&scales), of_offsets)?.with_multiples(scales, offsets)
         })
     };
     stored.map_err(Error::numbers(tensor))
 }
 
-/// What scales and offsets of a K type's blocks are whole multiples of.
+/// What scales and offsets of blocks of a K type or IQ4_XS are whole multiples of.
 fn multiples_of_blocks(
     ggml_type: GgmlType,
     bytes: &[u8],

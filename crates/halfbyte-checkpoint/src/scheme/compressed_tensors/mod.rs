@@ -12,12 +12,13 @@
 //! w[n, k] = weight_scale[n, g] · (q[n, k] − zero[n, g])
 //! ```
 //!
-//! Codes and zero points are signed; packed ones are stored with `2^(b−1)` added, which is how [`halfbyte::QTensor`]
+//! Codes that are floats of 4 bits lie in bytes: `fp4.rs`. Codes and zero points are signed; packed ones are stored with `2^(b−1)` added, which is how [`halfbyte::QTensor`]
 //! holds them. A `quantization_config` is compared with the tensors and loses where the two differ.
 //!
 //! Source: compressed-tensors 0.20.0, whose files the tests read to their exact values. The older packing follows its
 //! description; no file of an older release is among the tests.
 
+mod fp4;
 mod labels;
 pub(super) mod packing;
 mod read;
@@ -27,9 +28,10 @@ pub(crate) use write::{Writer, nearest};
 
 use super::{Description, Scheme, StoredFormat, Weights};
 use crate::error::Result;
+use crate::finding::Finding;
 use crate::safetensors::DType;
 
-/// The line in [`super::SCHEMES`] for packed codes (`pack-quantized`).
+/// The line in [`super::SCHEMES`] for packed codes (`pack-quantized`), those that are floats among them.
 pub(super) const PACKED: Scheme = Scheme {
     name: "compressed-tensors",
     parts: &[
@@ -42,11 +44,24 @@ pub(super) const PACKED: Scheme = Scheme {
         "input_zero_point",
         "output_scale",
         "output_zero_point",
+        "weight_global_scale",
+        "input_global_scale",
     ],
     detect: |weights, prefix| weights.checkpoint().contains(&format!("{prefix}.weight_packed")),
-    describe: |weights, prefix| describe(weights, prefix, read::Storage::Packed),
-    load: |weights, prefix| read::load(weights, prefix, read::Storage::Packed),
+    describe: |weights, prefix| match fp4::is_there(weights, prefix) {
+        true => fp4::describe(weights, prefix),
+        false => describe(weights, prefix, read::Storage::Packed),
+    },
+    load: |weights, prefix| match fp4::is_there(weights, prefix) {
+        true => fp4::load(weights, prefix),
+        false => read::load(weights, prefix, read::Storage::Packed),
+    },
 };
+
+/// What is to be said of activations in small floats, once for all modules.
+pub(super) fn activations(weights: &Weights) -> Option<Finding> {
+    fp4::activations(weights)
+}
 
 /// The line in [`super::SCHEMES`] for codes that take a byte each (`int-quantized`).
 pub(super) const BYTES: Scheme = Scheme {

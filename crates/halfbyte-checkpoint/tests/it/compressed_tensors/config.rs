@@ -54,15 +54,15 @@ fn every_spelling_of_a_config_is_read() {
 fn configs_that_are_wrong_or_not_read_are_errors_that_name_the_field() {
     let of = |rest: &str| format!(r#"{{"quantization_config": {{"quant_method": "compressed-tensors", {rest}}}}}"#);
     let path = "quantization_config.config_groups.group_0.weights";
-    for format in
-        ["float-quantized", "naive-quantized", "marlin-24", "nvfp4-pack-quantized", "sparse-24-bitmask", "pack"]
-    {
+    for format in ["float-quantized", "naive-quantized", "marlin-24", "mxfp8-quantized", "sparse-24-bitmask", "pack"] {
         let error = parse(&of(&format!(r#""format": "{format}""#))).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }));
         assert_names(&error.to_string(), &["quantization_config.format", &format!("`{format}`"), "int-quantized"]);
     }
     let unread: &[(&str, &[&str])] = &[
-        (r#"{"type": "float"}"#, &["type `float`"]),
+        (r#"{"type": "float"}"#, &["type `float`", "groups of 16 or 32"]),
+        (r#"{"type": "float", "num_bits": 4, "strategy": "group", "group_size": 64}"#, &["type `float`"]),
+        (r#"{"type": "float", "num_bits": 8, "strategy": "group", "group_size": 32}"#, &["type `float`"]),
         (r#"{"strategy": "block", "block_structure": [128, 128]}"#, &["strategy `block`", "tensor, channel, group"]),
         (r#"{"strategy": "tensor_group", "group_size": 16}"#, &["strategy `tensor_group`"]),
         (r#"{"actorder": "mystery"}"#, &["actorder `mystery`"]),

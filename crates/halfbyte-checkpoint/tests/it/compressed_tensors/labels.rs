@@ -96,8 +96,17 @@ fn presets_are_read_by_their_names() {
         assert_eq!((only.activation_bits, only.name.as_str(), only.act_order), (activations, name, false));
         assert_eq!(only.targets.texts(), ["Linear", "re:.*x"]);
     }
+    // Floats of 4 bits are stored as their groups tell.
+    for (name, size, activations) in [("NVFP4", 16, Some(4)), ("MXFP4A16", 32, None), ("mxfp4xfp8", 32, Some(8))] {
+        let groups = parsed(name).unwrap();
+        let [only] = groups.as_slice() else { panic!("{name}: {groups:?}") };
+        let format = only.format.unwrap().name();
+        let strategy = CompressedTensorsStrategy::Group(size);
+        assert_eq!((only.bits, only.strategy, only.activation_bits), (4, strategy, activations), "{name}");
+        assert_eq!(format, if size == 16 { "nvfp4-pack-quantized" } else { "mxfp4-pack-quantized" });
+    }
     assert_eq!(parsed("UNQUANTIZED").unwrap(), []);
-    for (name, parts) in [("NVFP4", ["NVFP4", "preset of floats"]), ("FP8_DYNAMIC", ["FP8_DYNAMIC", "W4A16"])] {
+    for (name, parts) in [("MXFP8", ["MXFP8", "preset of floats"]), ("FP8_DYNAMIC", ["FP8_DYNAMIC", "W4A16"])] {
         let error = parsed(name).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
         assert_names(&error.to_string(), &parts);

@@ -1,6 +1,6 @@
 //! Blocks of every type as weights on a CPU: at their own size in memory, and multiplied within the bound.
 
-use super::blocks::unpacked;
+use super::blocks::{random_blocks, unpacked};
 use crate::support::Random;
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::isa::{Caps, Isa};
@@ -9,14 +9,6 @@ use halfbyte::format::reference::{self, Bound};
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::{Act, Float, Floats, FloatsMut, StoredTensor};
 use halfbyte_checkpoint::gguf::{GgmlType, load};
-
-/// Blocks of anything, but that no half is NaN or infinite.
-fn random_blocks(random: &mut Random, kind: GgmlType, [n, k]: [usize; 2]) -> Vec<u8> {
-    let len = n * k / kind.block_len() * kind.block_bytes();
-    let mut bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
-    bytes.chunks_mut(2).for_each(|bytes| bytes[1] &= 0xbf);
-    bytes
-}
 
 /// Instruction sets that this machine has.
 fn all_caps() -> Vec<Caps> {
@@ -57,9 +49,16 @@ fn weights_take_their_own_size_and_keep_their_bits() {
     }
 }
 
-/// What a type may take in memory, of its own size: codes of Q3_K take 4 bits.
+/// What a type may take in memory, of its own size: codes of Q3_K take 4 bits, those that stand for 16 values as many as the values.
 fn most(kind: GgmlType) -> f64 {
-    if kind == GgmlType::Q3_K { 1.33 } else { 1.05 }
+    match kind {
+        GgmlType::Q3_K => 1.33,
+        GgmlType::IQ4_NL => 1.9,
+        GgmlType::IQ4_XS => 1.97,
+        GgmlType::MXFP4 => 1.31,
+        GgmlType::NVFP4 => 1.57,
+        _ => 1.05,
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #include "floats.cuh"
 #include "random.cuh"
 
-enum Kind : u32 { BYTES = 0, ALONG = 1, DOWN = 2, ACROSS = 3, RANDOM = 4, BLOCKS = 5 };
+enum Kind : u32 { BYTES = 0, ALONG = 1, DOWN = 2, ACROSS = 3, RANDOM = 4, BLOCKS = 5, TABLES = 6 };
 
 // As `Fields` in pack.rs and layout/codes/blocks.rs: where a part of each code of a block lies.
 struct Fields {
@@ -32,6 +32,7 @@ struct Part {
   // are times.
   u32 block;
   int scale_sign, offset_sign;
+  u32 table[4];  // of TABLES: the codes that fields of four bits stand for, one a byte
 };
 
 // The codes of a word, the lowest bits first, one a byte.
@@ -56,13 +57,34 @@ template <int BITS> DEV void spread(u32 word, u32 (&bytes)[8 / BITS]) {
 }
 
 // The fields of four neighbouring codes of a block, the first of which has a number that 4 divides, one a byte.
-[[maybe_unused]] DEV u32 four_fields(const u8* block, const Fields& fields, u32 code) {
+[[maybe_unused]] DEV u32 four_fields(const Part& part, const u8* block, const Fields& fields, u32 code) {
   const u32 per_run = 8 * fields.run / fields.bits, shift = code % per_run / fields.run * fields.bits;
   const u8* bytes = block + fields.at + code / per_run * fields.run + code % fields.run;
-  // Of one bit each, side by side: bit i goes to byte i.
-  if (fields.run == 1) return (*bytes >> shift & 15u) * 0x00204081 & 0x01010101;
-  const u16* halves = reinterpret_cast<const u16*>(bytes);
-  return (halves[0] | u32(halves[1]) << 16) >> shift & ((1u << fields.bits) - 1) * 0x01010101;
+  if (fields.run == 1) {
+    // Of one bit each, side by side: bit i goes to byte i.
+    if (fields.bits == 1) return (*bytes >> shift & 15u) * 0x00204081 & 0x01010101;
+    // Of four, in two bytes: each goes to two bytes.
+    const u32 apart = bytes[0] | u32(bytes[1]) << 16;
+    return (apart | apart << 4) & 0x0f0f0f0f;
+  }
+  u32 word;
+  if ((part.block_bytes | fields.at) & 1) {
+    word = bytes[0] | u32(bytes[1]) << 8 | u32(bytes[2]) << 16 | u32(bytes[3]) << 24;
+  } else {
+    const u16* halves = reinterpret_cast<const u16*>(bytes);
+    word = halves[0] | u32(halves[1]) << 16;
+  }
+  return word >> shift & ((1u << fields.bits) - 1) * 0x01010101;
+}
+
+// What a table holds at four numbers of four bits, one a byte.
+[[maybe_unused]] DEV u32 looked_up(const u32 (&table)[4], u32 numbers) {
+  // The lower three bits of each choose among eight bytes, the fourth between the halves of the table.
+  u32 lower = numbers & 0x07070707;
+  lower = (lower | lower >> 4) & 0x00ff00ff;
+  lower |= lower >> 8;
+  const u32 second = (numbers >> 3 & 0x01010101) * 0xff;
+  return (__byte_perm(table[0], table[1], lower) & ~second) | (__byte_perm(table[2], table[3], lower) & second);
 }
 
 // Four neighbouring codes that lie in a block, one a byte.
@@ -70,8 +92,9 @@ template <int BITS> DEV void spread(u32 word, u32 (&bytes)[8 / BITS]) {
   const u8* block = static_cast<const u8*>(part.codes) + row * part.stride;
   block += u64(column / part.block_codes) * part.block_bytes;
   const u32 code = column % part.block_codes;
-  u32 codes = four_fields(block, part.low, code);
-  if (part.high.bits > 0) codes |= four_fields(block, part.high, code) << part.low.bits;
+  u32 codes = four_fields(part, block, part.low, code);
+  if (part.high.bits > 0) codes |= four_fields(part, block, part.high, code) << part.low.bits;
+  if (part.kind == TABLES) return looked_up(part.table, codes);
   return (codes + part.add) ^ part.flip;
 }
 
@@ -83,7 +106,8 @@ template <int BITS> DEV u32 code(const Part& part, u32 row, u32 column) {
     case BYTES: return static_cast<const u8*>(part.codes)[row * part.stride + column] ^ (part.flip & 0xff);
     case ALONG: return words[row * part.stride + column / PER_WORD] >> (column % PER_WORD * BITS) & MASK;
     case RANDOM: return drawn(part, row, column / PER_WORD) >> (column % PER_WORD * BITS) & MASK;
-    case BLOCKS: return four_of_block(part, row, column & ~3u) >> (column % 4 * 8) & 0xff;
+    case BLOCKS:
+    case TABLES: return four_of_block(part, row, column & ~3u) >> (column % 4 * 8) & 0xff;
     case DOWN: return words[column / PER_WORD * part.stride + row] >> (column % PER_WORD * BITS) & MASK;
     default: return words[column * part.stride + row / 8] >> (4 * (row % 2 * 4 + row % 8 / 2)) & 15;
   }

@@ -73,7 +73,7 @@ DEV void lines(u32 (&all)[OUTPUTS][STRIDE], const Part& part, u32 row0, u32 colu
       loaded[i] = row + i * ROWS < rows && word * PER_WORD < columns ? *words : 0;
 #pragma unroll
     for (int i = 0; i < EACH; i++) put(row + i * ROWS, word, loaded[i]);
-  } else if (part.kind == BLOCKS) {
+  } else if (part.kind == BLOCKS || part.kind == TABLES) {
     // Columns are whole blocks.
     const u32 row = thread / 32, column = column0 + thread % 32 * 4;
 #pragma unroll 2

@@ -35,7 +35,7 @@ use crate::layout::cuda_wna16::Atom;
 use crate::layout::multiples::Multiples;
 use crate::layout::stored::{StoredTensor, StoredZeros};
 use crate::tensor::{Float, Floats};
-use bytemuck::{Pod, cast_slice};
+use bytemuck::{Pod, cast, cast_slice};
 use rayon::prelude::*;
 use std::ops::Range;
 use whole::EIGHT;
@@ -110,6 +110,7 @@ parameters! {
         block: u32,
         scale_sign: i32,
         offset_sign: i32,
+        table: [u32; 4],
     }
 
     /// As in the source.
@@ -321,7 +322,8 @@ impl<'a> Packer<'a> {
             }
             Codes::Blocks { bytes: blocks, form } => {
                 let stride = form.bytes_of_row(k).unwrap_or(0);
-                (5, form.flip, stride, lines(blocks, bytes, first * stride, bytes)?)
+                let kind = if form.table.is_some() { 6 } else { 5 };
+                (kind, form.flip, stride, lines(blocks, bytes, first * stride, bytes)?)
             }
             &Codes::Random { first: number, stride: words } => {
                 // Of each of the two fields in a byte, the bits that its code has.
@@ -392,6 +394,7 @@ impl<'a> Packer<'a> {
             block: of_scales.map_or(1, |of| of.block() as u32),
             scale_sign: if of_offsets.is_some() { sign(of_scales) } else { 1 },
             offset_sign: sign(of_offsets),
+            table: cast(form.and_then(|form| form.table).unwrap_or_default()),
         })
     }
 

@@ -1,7 +1,7 @@
 //! How a tile holds codes.
 
 use super::PANEL;
-use crate::format::Zero;
+use crate::format::{Group, Zero};
 use crate::layout::stored::StoredTensor;
 
 /// What of each code tiles hold.
@@ -29,7 +29,9 @@ impl Held {
             base: if format.zero == Zero::Symmetric { (format.middle() - (1 << (bits - 1))) as u8 } else { 0 },
         });
         let holds = |held: &Self| held.base <= least && u32::from(most) < u32::from(held.base) + (1 << held.bits);
-        held.into_iter().find(holds).unwrap_or(all)
+        // Groups begin with a tile, which has 32 columns of 5 bits and 16 of 6.
+        let short = matches!(format.group, Group::Size(..=16));
+        held.into_iter().filter(|held| held.bits != 5 || !short).find(holds).unwrap_or(all)
     }
 }
 

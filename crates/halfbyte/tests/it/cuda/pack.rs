@@ -1,5 +1,7 @@
 //! What is packed on the device against what is packed on the CPU, bit for bit, from every way that files have.
 
+mod tables;
+
 use super::gpus;
 use crate::data::{Random, below_each_other, parse, with_zeros_in_bytes};
 use crate::layout::{layouts, stored};

@@ -25,7 +25,7 @@ pub fn narrow(
     let high = if bits == 5 { fields(4, 1, 1) } else { fields(8, 4, 2) };
     let (codes, bytes) = if bits == 5 { (8, 6) } else { (16, 12) };
     let low = fields(0, 4, 4);
-    let form = BlockForm { codes, bytes, low, high, add: 0, flip: 0, unpack: None };
+    let form = BlockForm { codes, bytes, low, high, add: 0, flip: 0, table: None, unpack: None };
     let blocks = in_blocks(&least, form);
     (q, Codes::Blocks { bytes: blocks.into(), form: BlockForm { add, ..form }.into() })
 }
@@ -45,11 +45,13 @@ fn tiles_hold_the_bits_that_codes_need() {
                     let what = format!("{name} {shape:?} of {bits} bits, act-order {act_order}");
                     assert_eq!(w.to_qtensor().unwrap(), q, "{what}");
                     let wide = CpuN16::pack(&q, true);
-                    let base = if format.zero == Zero::Symmetric { 128 - (1 << (bits - 1)) } else { 0 };
+                    // Tiles of 5 bits are as long as two groups of 16.
+                    let bits_held = if format.group == Group::Size(16) { 6 } else { bits };
+                    let base = if format.zero == Zero::Symmetric { 128 - (1 << (bits_held - 1)) } else { 0 };
                     let (mut row, mut want) = (vec![0.0; shape[1]], vec![0.0; shape[1]]);
                     for caps in &caps {
                         let packed = pack(*caps, &[&w], true).unwrap();
-                        assert_eq!(packed.held(), Held { bits, base: base as u8 }, "{what}");
+                        assert_eq!(packed.held(), Held { bits: bits_held, base: base as u8 }, "{what}");
                         assert_eq!(packed.unpack(), q, "{what}, {caps:?}");
                         for i in 0..shape[0] {
                             packed.row(i, &mut row);
