@@ -39,7 +39,8 @@ DEV void load_codes(Codes& q, u32 at, int lane) {
     }
   }
 }
-// The word of 4-bit codes that codes of 2 and 3 bits are, of a step of four; where RAISED, 8 is the zero of symmetric ones.
+// The word of 4-bit codes that codes of 2 and 3 bits are, of a step of four; where RAISED, 8 is the zero of symmetric
+// ones.
 template <bool RAISED> DEV u32 widened(u32 lower, u32 upper, int step) {
   constexpr u32 UP = RAISED && !FROM_ZERO ? (8 - (1 << (BITS - 1))) * 0x11111111u : 0;
   const u32 low = step % 2 ? lower >> 2 : lower;
