@@ -23,9 +23,10 @@ const ZEROS: f64 = 13.5;
 const BESIDE: f64 = 1.18;
 /// The same with `mma.sync`: converting, products of each token, scaling a group, multiples of halves of a group.
 const SYNC: [f64; 4] = [54.0, 9.47, 4.6, 5.89];
-/// Codes of 6 bits take so many times as long to convert; of 3, by its instructions; and bytes with `mma.sync`.
+/// Codes of 6 bits, and those of 3 with `mma.sync`, take so many times as long to convert; those of 3 with `wgmma`, by their instructions; and
+/// bytes with `mma.sync`.
 const PLANES: f64 = 1.87;
-const PLANES_OF_NIBBLES: f64 = 1.39;
+const PLANES_OF_3: f64 = 1.39;
 const SYNC_BYTES: f64 = 1.11;
 /// What a block waits for in each unit: where W and x share a ring; with `mma.sync`; in two sets of warps; tokens of a tile.
 const JOINT_WAIT: f64 = 66.0;
@@ -121,9 +122,9 @@ impl Work {
 /// Clocks of a unit that keep a multiprocessor busy, and those that a block waits besides.
 fn clocks(config: Config, atom: Atom) -> [f64; 2] {
     let (tokens, strips, groups) = (config.tokens as f64, config.tile_strips() as f64, atom.groups() as f64);
-    let planes = match atom.bits {
-        6 => PLANES,
-        3 => PLANES_OF_NIBBLES,
+    let planes = match (atom.bits, config.wgmma) {
+        (3, true) => PLANES_OF_3,
+        (3 | 6, _) => PLANES,
         _ => 1.0,
     };
     let zeros = if atom.zero { groups * ZEROS } else { 0.0 };
@@ -172,7 +173,7 @@ impl Timed {
         let unit = ((busy * beside).max(busy + waits) / clock).max(LATENCY / config.stages_w as f64);
         let (strips, tokens) = (config.tile_strips(), config.tokens);
         let bytes = (strips * atom.bytes() + tokens * 2 * STEP) as f64;
-        let port = work.units * work.beside * bytes / (PORT * clock);
+        let port = work.units * beside * bytes / (PORT * clock);
         let of_x = 2.0 * m as f64 * k as f64;
         let again = work.scattered && of_x > KEPT * f64::from(known.l2_bytes);
         let of_x = if again { of_x * n.div_ceil(strips * STRIP) as f64 } else { 0.0 };
