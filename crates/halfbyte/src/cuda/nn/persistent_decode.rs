@@ -182,11 +182,13 @@ impl PersistentDecode {
             }
         }
         let pieces = self.plan.blocks * WARPS;
-        let behind =
-            step.behind.map_or(0, |of| (of.len() * of.dtype().size_bytes()).min(BEHIND_BYTES) / pieces / 16 * 16);
+        // A piece begins at 16 bytes.
+        let behind = step.behind.filter(|of| of.pointer().is_multiple_of(16));
+        let of_behind =
+            behind.map_or(0, |of| (of.len() * of.dtype().size_bytes()).min(BEHIND_BYTES) / pieces / 16 * 16);
         let params = Params {
-            behind: step.behind.map_or(0, |of| of.pointer()),
-            of_behind: narrow(OP, "bytes", behind)?,
+            behind: behind.map_or(0, |of| of.pointer()),
+            of_behind: narrow(OP, "bytes", of_behind)?,
             padding: 0,
             of_ranks,
             failed,
