@@ -90,6 +90,11 @@ impl Codes<'_> {
         }
     }
 
+    /// The table that all of them are of.
+    pub(super) fn table(&self) -> Option<[u8; 16]> {
+        if let Codes::Blocks { form, .. } = self { form.table } else { None }
+    }
+
     /// Unpacks rows `range` of the matrix `[n, k]`, one code a byte, to `out` `[rows, k]`.
     pub(crate) fn rows(&self, range: Range<usize>, [n, k]: [usize; 2], bits: u32, out: &mut [u8]) {
         match self {

@@ -14,7 +14,7 @@
 //!     bits  4 (R+8, c)     20 (R+8, c+1)      register 1
 //!     bits  8 (R, c+8)     24 (R, c+9)        register 2
 //!     bits 12 (R+8, c+8)   28 (R+8, c+9)      register 3
-//! codes of 2, 3 and 6 bits: in planes (`planes.rs`)
+//! codes of 2, 3, 5 and 6 bits: in planes (`planes.rs`);   those of a table as codes of 4 bits: their numbers
 //! codes of 8 bits  [quarter i 0..4][lane 0..32][word j 0..4]:
 //!     column c = 32i + 16·(j / 2) + 2·(lane % 4) + 8·(j % 2); bytes (R, c) (R+8, c) (R, c+1) (R+8, c+1)
 //! scales, zero points and offsets of a group  [i 0..8]: rows i and i + 8 of the unit
@@ -23,12 +23,12 @@
 //!     rows in the same order, one behind the other
 //! scales on two levels: the table has the scales of the rows, and a group in a unit has, where its scale would lie, 2 bytes:
 //!     its factor f, and 128 − zero point · f; so code · f + 128 − zero point · f is the byte that a weight is, plus 128
-//! scales and offsets that are whole multiples of halves (GGUF's K types): 10 bytes a row and unit instead (`multiples.rs`)
+//! scales and offsets that are whole multiples of halves (GGUF's K types): 10 bytes a row and unit instead, of Q2_K 12 (`multiples.rs`)
 //! ```
 //!
 //! Rows are padded to 64 and columns to 128, with scales of zero. Groups of a multiple of 128, 64, 32 or 16 columns lie as groups
-//! of that size with the same scale, those with offsets as groups of 64 at most. Beside multiples codes of 3 bits lie in places of 4, symmetric ones
-//! with 4 added: zero is 8; codes of 8 bits that a file holds in 6 or fewer lie in 6, symmetric ones with 96 taken off: zero is 32. Columns that were quantised in another order (act-order) are sorted by their group, and
+//! of that size with the same scale, those with offsets as groups of 64 at most. Codes of 8 bits that a file holds in fewer lie in 5, or in 6 as
+//! Q6_K's, symmetric ones with 112 or 96 taken off: zero is 16 or 32; those that it looks up in a table lie as their numbers there. Columns that were quantised in another order (act-order) are sorted by their group, and
 //! `order` tells which column of x belongs to each.
 
 mod atom;
@@ -169,7 +169,7 @@ impl CudaWna16 {
             let mut words: Vec<u32> = in_bytes.map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
             match atom.bits {
                 2 | 3 => words = planes::unfold_nibbles(&words, atom.bits).into(),
-                6 => words = planes::unfold(&words).into(),
+                5 | 6 => words = planes::unfold(&words, atom.bits).into(),
                 _ => (),
             }
             for (i, word) in words.into_iter().enumerate() {
@@ -178,7 +178,7 @@ impl CudaWna16 {
                     let (row, c) = (strip * STRIP + row, step * STEP + c);
                     if row < n && c < k {
                         let code = word >> atom.shift(f) & atom.mask();
-                        codes[row * k + column(c)] = (code as i32 + atom.base(self.format)) as u8;
+                        codes[row * k + column(c)] = atom.code_of(code, atom.base(self.format));
                     }
                 }
             }
@@ -284,8 +284,7 @@ impl Source<'_> {
         let word = |at: usize| {
             (0..self.atom.fields()).fold(0u32, |word, f| {
                 let (row, c) = self.atom.place(at, f);
-                let code = (i32::from(tile[row * STEP + c]) - base) as u32 & self.atom.mask();
-                word | code << self.atom.shift(f)
+                word | self.atom.number_of(tile[row * STEP + c], base) << self.atom.shift(f)
             })
         };
         let out = out[..self.atom.codes_bytes()].chunks_exact_mut(4);
@@ -294,8 +293,8 @@ impl Source<'_> {
                 let words = planes::fold_nibbles(&std::array::from_fn(word), bits);
                 out.zip(words).for_each(|(out, word)| out.copy_from_slice(&word.to_le_bytes()));
             }
-            6 => {
-                let words = planes::fold(&std::array::from_fn(word));
+            bits @ (5 | 6) => {
+                let words = planes::fold(&std::array::from_fn(word), bits);
                 out.zip(words).for_each(|(out, word)| out.copy_from_slice(&word.to_le_bytes()));
             }
             _ => out.enumerate().for_each(|(at, out)| out.copy_from_slice(&word(at).to_le_bytes())),

@@ -17,8 +17,8 @@ pub struct Multiples<'a> {
     block: usize,
     halves: Cow<'a, [f16]>,
     factors: Cow<'a, [i8]>,
-    /// What [`Multiples::sign_of_small`] says.
-    sign_of_small: Option<i8>,
+    /// What [`Multiples::without_sign`] says.
+    without_sign: Option<(i8, u8)>,
 }
 
 /// Products that a task makes.
@@ -34,12 +34,14 @@ impl<'a> Multiples<'a> {
             let got = format!("{} of {} factors in blocks of {block}", halves.len(), factors.len());
             return Err(Error::invalid("multiples of halves", "a half for every block of 1, 2, 4 … factors", got));
         }
-        let all = |sign: i32| {
-            let small = |&factor: &i8| (0..1 << 6).contains(&(sign * i32::from(factor)));
-            factors.par_chunks(PIECE).all(|factors| factors.iter().all(small))
+        let ends = factors.par_chunks(PIECE).map(|factors| factors.iter().fold((0, 0), |ends, &f| widen(ends, (f, f))));
+        let (least, most) = ends.reduce(|| (0, 0), widen);
+        let without_sign = match (least, most) {
+            (0, most) => Some((1, most.unsigned_abs())),
+            (least, 0) => Some((-1, least.unsigned_abs())),
+            _ => None,
         };
-        let sign_of_small = [1, -1].into_iter().find(|&sign| all(i32::from(sign)));
-        Ok(Self { block, halves, factors, sign_of_small })
+        Ok(Self { block, halves, factors, without_sign })
     }
 
     /// Groups of a block, a power of two.
@@ -57,10 +59,10 @@ impl<'a> Multiples<'a> {
         &self.factors
     }
 
-    /// 1 or -1, by which every factor becomes one of 6 bits without a sign, as GGUF's types with offsets have them; None: some have more
-    /// bits, or another sign.
-    pub(crate) fn sign_of_small(&self) -> Option<i8> {
-        self.sign_of_small
+    /// 1 or -1, by which every factor becomes one without a sign, as GGUF's types with offsets have them, and the greatest of these; None:
+    /// some have another sign than others.
+    pub(crate) fn without_sign(&self) -> Option<(i8, u8)> {
+        self.without_sign
     }
 
     /// The numbers, `[n, groups]`.
@@ -100,6 +102,11 @@ impl<'a> Multiples<'a> {
             out.iter_mut().zip(factors).for_each(|(out, &factor)| *out = half * f32::from(factor));
         }
     }
+}
+
+/// The least and the greatest of two ranges.
+fn widen(a: (i8, i8), b: (i8, i8)) -> (i8, i8) {
+    (a.0.min(b.0), a.1.max(b.1))
 }
 
 /// Halves and the factors that they are multiplied by.

@@ -15,6 +15,7 @@
 
 use super::codes::{BlockForm, Codes, Fields, random::first_of, random::word, random::words_of_row};
 use super::cpu_n16::field_bits;
+use super::cuda_wna16::Atom;
 use super::multiples::Multiples;
 use super::stored::{StoredTensor, StoredZeros, Strides};
 use crate::error::{Error, Result};
@@ -35,17 +36,19 @@ const MOST_FACTOR: u32 = 8;
 /// Codes that share a half in a K type.
 const BLOCK: usize = 256;
 
-/// Codes of 6 bits in a block: the lower 4 of all, then the upper 2.
-const OF_6_BITS: BlockForm = BlockForm {
-    codes: BLOCK,
-    bytes: BLOCK * 6 / 8,
-    low: Fields { at: 0, run: 64, bits: 4 },
-    high: Fields { at: BLOCK / 2, run: 64, bits: 2 },
-    add: 0,
-    flip: 0,
-    table: None,
-    unpack: None,
-};
+/// Codes of 5 or 6 bits in a block: the lower 4 of all, then the upper ones.
+fn of_bits(bits: usize, add: u8) -> BlockForm {
+    BlockForm {
+        codes: BLOCK,
+        bytes: BLOCK * bits / 8,
+        low: Fields { at: 0, run: 64, bits: 4 },
+        high: Fields { at: BLOCK / 2, run: BLOCK / 8 * (bits - 4), bits: bits as u32 - 4 },
+        add,
+        flip: 0,
+        table: None,
+        unpack: None,
+    }
+}
 
 /// From 0 to 1, 1 excluded.
 fn uniform(number: u64) -> f32 {
@@ -60,27 +63,41 @@ impl StoredTensor<'static> {
     }
 
     /// A matrix of random weights whose scales, and offsets where there are such, are whole multiples of halves, as those of GGUF's K types:
-    /// Q4_K is `w4a16-g32-float-sf32`, Q5_K the same with 8 bits, Q3_K `w3a16-g16-sf32`, Q6_K `w8a16-g16-sf32`. Error: another format,
-    /// columns that are no multiple of 256, a matrix that fits no memory.
+    /// Q4_K is `w4a16-g32-float-sf32`, Q5_K the same with 8 bits, Q2_K `w2a16-g16-float-sf32`, Q3_K `w3a16-g16-sf32`, Q6_K `w8a16-g16-sf32`.
+    /// Error: another format, columns that are no multiple of 256, a matrix that fits no memory.
     pub fn random_k_type(format: WeightFormat, [n, k]: [usize; 2], seed: u32) -> Result<Self> {
         const OP: &str = "random weights of a K type";
         let has_offsets = format.zero == Zero::Float;
-        let is_k_type = matches!(format.group, Group::Size(32) if has_offsets)
-            || matches!(format.group, Group::Size(16) if format.zero == Zero::Symmetric);
+        let of_16 = format.group == Group::Size(16);
+        let is_k_type = match (format.zero, format.bits) {
+            (Zero::Symmetric, 3 | 8) | (Zero::Float, 2) => of_16,
+            (Zero::Float, 4 | 8) => format.group == Group::Size(32),
+            _ => false,
+        };
         if !is_k_type || format.scale != Float::F32 || format.channel_scale.is_some() || !k.is_multiple_of(BLOCK) {
-            let expected =
-                "scales in f32 of 32 columns with float offsets, or of 16 without, and columns in multiples of 256";
+            let expected = "the format of Q2_K, Q3_K, Q4_K, Q5_K or Q6_K, and columns in multiples of 256";
             return Err(Error::invalid(OP, expected, format!("{format:?} of {k} columns")));
         }
         let fits = n.checked_mul(k).filter(|&len| len <= isize::MAX as usize / 4);
         fits.ok_or_else(|| Error::invalid(OP, "a matrix that fits memory", format!("{n} × {k}")))?;
         let (groups, blocks, first) = (format.group.count(k), k / BLOCK, first_of(seed));
-        let codes = if format.bits == 8 { 64.0 } else { f64::from(format.max_code()) + 1.0 };
-        // What a weight would be on average, squared, with halves of 1: of factors 0 … 63 and offsets that take the middle of codes off,
+        let bits = if format.bits < 8 {
+            format.bits as usize
+        } else if has_offsets {
+            5
+        } else {
+            6
+        };
+        let (codes, most_factor) = (f64::from(1 << bits), if of_16 { 15 } else { 63 });
+        // What a weight would be on average, squared, with halves of 1: of factors 0 … 15 or 63 and offsets that take the middle of codes off,
         // or of factors −128 … 127.
         let (middle, variance) = ((codes - 1.0) / 2.0, (codes * codes - 1.0) / 12.0);
         let squared = match has_offsets {
-            true => 63.0 * 127.0 / 6.0 * (variance + 2.0 * middle * middle) - 2.0 * (31.5 * middle).powi(2),
+            true => {
+                let most = f64::from(most_factor);
+                most * (2.0 * most + 1.0) / 6.0 * (variance + 2.0 * middle * middle)
+                    - 2.0 * (most / 2.0 * middle).powi(2)
+            }
             false => 65535.0 / 12.0 * variance,
         };
         let scale = (k as f64).powf(-0.5) / squared.sqrt();
@@ -92,7 +109,7 @@ impl StoredTensor<'static> {
         let factors = |of: u64| -> Vec<i8> {
             let drawn = |at: usize| {
                 let bits = word(first + of + at as u64);
-                if has_offsets { (bits & 63) as i8 } else { bits as i8 }
+                if has_offsets { (bits & most_factor) as i8 } else { bits as i8 }
             };
             (0..n * groups).into_par_iter().map(drawn).collect()
         };
@@ -109,15 +126,48 @@ impl StoredTensor<'static> {
         };
         let codes = match format.bits {
             8 => {
-                let words = n * blocks * OF_6_BITS.bytes / 4;
+                let form = of_bits(bits, if has_offsets { 0 } else { 96 });
+                let words = n * blocks * form.bytes / 4;
                 let bytes = (0..words).into_par_iter().flat_map_iter(|at| word(first + at as u64).to_le_bytes());
-                let add = if has_offsets { 0 } else { 96 };
-                Codes::Blocks { bytes: bytes.collect::<Vec<u8>>().into(), form: BlockForm { add, ..OF_6_BITS }.into() }
+                Codes::Blocks { bytes: bytes.collect::<Vec<u8>>().into(), form: form.into() }
             }
             bits => Codes::Random { first, stride: words_of_row(k, bits) },
         };
         let numbers = (FloatData::F32(scales.products().into()), strides);
         Self::new(format, [n, k], codes, numbers, zeros, None)?.with_multiples(scales, offsets)
+    }
+
+    /// A matrix of random weights whose codes of 8 bits are those of a table, as MXFP4's are: symmetric ones, in groups. Error: another
+    /// format, columns that are no multiple of 32, a matrix that fits no memory.
+    pub fn random_of_table(format: WeightFormat, [n, k]: [usize; 2], seed: u32) -> Result<Self> {
+        const OP: &str = "random weights of a table";
+        const CODES: usize = 32;
+        let of_table = format.bits == 8 && format.zero == Zero::Symmetric && format.channel_scale.is_none();
+        if !of_table || !matches!(format.group, Group::Size(_)) || !k.is_multiple_of(CODES) {
+            let expected = "symmetric codes of 8 bits in groups, and columns in multiples of 32";
+            return Err(Error::invalid(OP, expected, format!("{format:?} of {k} columns")));
+        }
+        let fits = n.checked_mul(k).filter(|&len| len <= isize::MAX as usize / 4);
+        fits.ok_or_else(|| Error::invalid(OP, "a matrix that fits memory", format!("{n} × {k}")))?;
+        let (groups, first, table) = (format.group.count(k), first_of(seed), Atom::A_TABLE);
+        let squared = table.iter().map(|&code| f64::from(code.abs_diff(128)).powi(2)).sum::<f64>() / 16.0;
+        let scale = ((k.max(1) as f64).powf(-0.5) / squared.sqrt()) as f32;
+        let drawn = |at: usize| format.scale.round(scale * (0.75 + 0.5 * uniform(first + OF_SCALES + at as u64)));
+        let scales: Vec<f32> = (0..n * groups).into_par_iter().map(drawn).collect();
+        let bytes = (0..n * k / 8).into_par_iter().flat_map_iter(|at| word(first + at as u64).to_le_bytes());
+        let form = BlockForm {
+            codes: CODES,
+            bytes: CODES / 2,
+            low: Fields { at: 0, run: CODES / 2, bits: 4 },
+            high: Fields::NONE,
+            add: 0,
+            flip: 0,
+            table: Some(table),
+            unpack: None,
+        };
+        let codes = Codes::Blocks { bytes: bytes.collect::<Vec<u8>>().into(), form: form.into() };
+        let scales = (FloatData::F32(scales.into()), Strides::of_outputs(groups));
+        Self::new(format, [n, k], codes, scales, StoredZeros::Symmetric, None)
     }
 
     /// Some rows and columns of such a matrix `[n, k]`: the numbers that it has there. Errors: as [`StoredTensor::random`]; what is not

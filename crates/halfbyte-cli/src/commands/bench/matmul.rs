@@ -60,10 +60,13 @@ pub struct Args {
     /// Type of y, on a GPU [default: that of x].
     #[arg(long, value_enum)]
     y: Option<FloatArg>,
-    /// On a GPU: scales and offsets as GGUF's K types have them, in multiples of halves, and codes of 8 bits in 6. Q4_K is
-    /// w4a16-g32-float-sf32, Q5_K w8a16-g32-float-sf32, Q3_K w3a16-g16-sf32, Q6_K w8a16-g16-sf32.
+    /// On a GPU: scales and offsets as GGUF's K types have them, in multiples of halves, and codes in as few bits. Q2_K is
+    /// w2a16-g16-float-sf32, Q3_K w3a16-g16-sf32, Q4_K w4a16-g32-float-sf32, Q5_K w8a16-g32-float-sf32, Q6_K w8a16-g16-sf32.
     #[arg(long)]
     k_types: bool,
+    /// On a GPU: codes of 8 bits that are those of a table of 16. IQ4_NL is w8a16-g32, MXFP4 w8a16-g32-sbf16, NVFP4 w8a16-g16.
+    #[arg(long, conflicts_with = "k_types")]
+    table: bool,
     /// Compare a sample of every result with the f64 reference; exit status 1 if one is out of bounds.
     #[arg(long)]
     check: bool,
@@ -214,6 +217,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         ("--y", args.y.is_some()),
         ("--kernel", args.kernel.is_some()),
         ("--k-types", args.k_types),
+        ("--table", args.table),
     ];
     if let Some((option, _)) = asked.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(

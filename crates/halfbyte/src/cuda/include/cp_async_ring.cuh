@@ -187,7 +187,7 @@ typedef u32 Step[(NT + 15) / 16][4];  // B fragments of 16 k
 struct Warp {
   u32 row, codes, scales,
       // addresses in the first stage: this lane's row of x for ldmatrix, and what W has for it; zeros or offsets
-      zeros, params, upper;  // what scales are multiples of and by; upper bits of codes of 3 and 6
+      zeros, params, upper;  // what scales are multiples of and by; upper bits of codes of 3, 5 and 6
   int pair;  // of rows
   DEV Warp make(const Ring& r, int wg, int warp, int lane) {
     const int token = (lane & 7) + (WIDTH == 8 ? 0 : (lane >> 4) << 3), piece = lane >> 3 & (WIDTH == 8 ? 3 : 1);
@@ -198,7 +198,7 @@ struct Warp {
             params + (lane >> 2) * (GROUP_SCALES / 8),
             params + STAGE_ZEROS + (lane >> 2) * (GROUP_ZEROS / 8),
             params,
-            BITS == 3 ? codes + 256 + lane * 4 : codes + 512 + lane * 8,
+            BITS == 6 ? codes + 512 + lane * 8 : codes + (BITS == 3 ? 256 : 512) + lane * 4,
             lane >> 2};
   }
   // x of WIDTH tokens and 32 bytes of columns; with 8 tokens and PAIR, 64 bytes.
@@ -244,11 +244,11 @@ struct Warp {
       for (int i = 0; i < STEPS / 2; i++)
         q[COUNT + i] = load_shared(upper + strip + (step / 2 + i) / 2 * APART + (step / 2 + i) % 2 * 4);
     }
-    if constexpr (BITS == 3) {  // of two steps the bits that `widened` takes of the first two of four
+    if constexpr (BITS == 3 || BITS == 5) {  // of two steps the bits that are those of the first two of four
 #pragma unroll
       for (int i = 0; i < (STEPS + 3) / 4; i++) {
         const u32 word = load_shared(upper + strip + (step / 4 + i) * APART);
-        q[COUNT + i] = STEPS == 2 ? word >> (step & 2) : word;
+        q[COUNT + i] = STEPS == 2 ? word >> (BITS == 5 ? 2 * (step & 2) : step & 2) : word;
       }
     }
   }

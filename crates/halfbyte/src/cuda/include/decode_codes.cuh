@@ -5,9 +5,11 @@
 
 // A lane's words for so many k16 steps, at least two where codes are in planes: first the lower bits of all, then the
 // upper ones.
-DEV constexpr int lower_words(int steps) { return BITS == 6 ? steps : BITS == 3 ? steps / 2 : steps * BITS / 4; }
+DEV constexpr int lower_words(int steps) {
+  return BITS == 5 || BITS == 6 ? steps : BITS == 3 ? steps / 2 : steps * BITS / 4;
+}
 DEV constexpr int words_of(int steps) {
-  return lower_words(steps) + (BITS == 6 ? steps / 2 : BITS == 3 ? (steps + 3) / 4 : 0);
+  return lower_words(steps) + (BITS == 6 ? steps / 2 : BITS == 3 || BITS == 5 ? (steps + 3) / 4 : 0);
 }
 typedef u32 Codes[words_of(8)];  // a lane's words of a unit
 
@@ -22,7 +24,7 @@ DEV void load_codes(Codes& q, u32 at, int lane) {
       if (BITS == 3) q[(4 + i) % words_of(8)] = load_shared(at + i * (UNIT_CODES / 2) + 256 + lane * 4);
     }
   } else {
-    constexpr int QUADS = BITS == 8 ? 4 : 2, APART = BITS == 6 ? 768 : 512;
+    constexpr int QUADS = BITS == 8 ? 4 : 2, APART = UNIT_CODES / QUADS;
 #pragma unroll
     for (int i = 0; i < QUADS; i++) {
       u32 v[4];
@@ -30,6 +32,8 @@ DEV void load_codes(Codes& q, u32 at, int lane) {
 #pragma unroll
       for (int j = 0; j < 4; j++) q[4 * i + j] = v[j];
     }
+#pragma unroll
+    for (int i = 0; BITS == 5 && i < 2; i++) q[(8 + i) % words_of(8)] = load_shared(at + i * APART + 512 + lane * 4);
 #pragma unroll
     for (int i = 0; BITS == 6 && i < 2; i++) {
       u32 v[2];
@@ -42,16 +46,37 @@ DEV void load_codes(Codes& q, u32 at, int lane) {
 // The word of 4-bit codes that codes of 2 and 3 bits are, of a step of four; where RAISED, 8 is the zero of symmetric
 // ones.
 template <bool RAISED> DEV u32 widened(u32 lower, u32 upper, int step) {
-  constexpr u32 UP = RAISED && !FROM_ZERO ? (8 - (1 << (BITS - 1))) * 0x11111111u : 0;
+  constexpr u32 UP = RAISED && !FROM_ZERO ? (8 - MIDDLE) * 0x11111111u : 0;
   const u32 low = step % 2 ? lower >> 2 : lower;
   if constexpr (BITS == 2) return (low & 0x33333333) + UP;
   const u32 high = step % 4 == 0 ? upper << 2 : step % 4 == 1 ? upper << 1 : step % 4 == 2 ? upper : upper >> 1;
   return and_or(high, 0x44444444, low & 0x33333333) + UP;
 }
+// What the TABLE has for a word of numbers: the codes of the columns of its even bytes, then those of the odd ones, as
+// words of 8-bit codes have them.
+DEV void look_up(u32 word, u32 (&codes)[2]) {
+  const u32 numbers = __byte_perm(word, 0, 0x3120), lower = numbers & 0x77777777,
+            upper = and_or(numbers >> 1, 0x44444444, 0x32103210);  // which half of the table
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    codes[i] = __byte_perm(__byte_perm(TABLE_0, TABLE_1, lower >> (16 * i)),
+                           __byte_perm(TABLE_2, TABLE_3, lower >> (16 * i)), upper >> (16 * i));
+}
 // The words of a k16 step out of those of STEPS: one of 4-bit codes, which those of 2 and 3 become, or two of bytes,
-// which codes of 6 bits become.
+// which codes of 5 and 6 bits and of a TABLE become.
 template <int STEPS, bool RAISED = false> DEV void words_of_step(const u32* q, int step, u32 (&words)[FIELD / 4]) {
-  if constexpr (BITS < 4) {
+  if constexpr (TABLE) {
+    u32 codes[2];
+    look_up(q[step], codes);
+    words[0] = codes[0], words[FIELD / 8] = codes[1];
+  } else if constexpr (BITS == 5) {
+    const u32 low = q[step], high = q[STEPS + step / 4];
+#pragma unroll
+    for (int i = 0; i < FIELD / 4; i++) {
+      const int up = 4 - 2 * (step % 4) - i;  // to bit 4
+      words[i] = and_or(up > 0 ? high << up : high >> -up, 0x10101010, (i ? low >> 4 : low) & 0x0f0f0f0f);
+    }
+  } else if constexpr (BITS < 4) {
     words[0] = widened<RAISED>(q[step / 2], BITS == 3 ? q[lower_words(STEPS) + step / 4] : 0, step);
   } else if constexpr (BITS == 6) {
     const u32 low = q[step], high = q[STEPS + step / 2];
@@ -75,10 +100,11 @@ DEV Zeros zeros_symmetric() {
     else
       return BF16 ? Zeros{0x43004300, 0x43004300} : Zeros{int8_half_zero(0), int8_half_zero(0)};
   } else if constexpr (FIELD == 4) {
-    constexpr u32 Z = 1 << (BITS - 1);
+    constexpr u32 Z = MIDDLE;
     return BF16 ? Zeros{int4_bf16_zero(Z), int4_bf16_zero(Z)} : Zeros{int4_half_zero_r(Z), int4_half_zero_r8(Z)};
-  } else if constexpr (BITS == 6) {
-    return BF16 ? Zeros{0x42c042c0, 0x42c042c0} : Zeros{int8_half_zero(32), int8_half_zero(32)};
+  } else if constexpr (MIDDLE != 128) {
+    constexpr u32 LESS = MIDDLE == 16 ? 0x42e042e0 : 0x42c042c0;  // 128 - MIDDLE
+    return BF16 ? Zeros{LESS, LESS} : Zeros{int8_half_zero(MIDDLE), int8_half_zero(MIDDLE)};
   } else {
     if constexpr (BF16)
       return {0, 0};
@@ -123,21 +149,28 @@ DEV RowPair row_pair(TwoFloats v) {
 }
 DEV TwoFloats both_halves(u32 halves) { return {half_low(halves), half_high(halves)}; }
 DEV RowPair scale_pair(u32 word, u32 halves, int group) {
-  return row_pair(scales_of_group<W_OFFSET>(word, halves, group));
+  return row_pair(scales_of_group<W_OFFSET, NIBBLES>(word, halves, group));
 }
-DEV RowPair offset_pair(u32 word, u32 halves) { return row_pair(offsets_of_group(word, halves)); }
+DEV RowPair offset_pair(u32 word, u32 halves, int group) {
+  return row_pair(offsets_of_group<NIBBLES>(word, halves, group));
+}
+// Which of a pair's words a group has, where two of 16 share one.
+DEV int word_of_group(int group) { return GROUP == 16 ? group / 2 : group; }
 // All of them; nothing where scales are no multiples.
 struct Multiples {
-  u32 words[4], halves;
+  u32 words[4], last, of_offsets;  // of_offsets: the halves of offsets
   // at: where those of a unit begin.
   DEV Multiples load(u32 at, int pair) {
     Multiples m;
     if constexpr (MULTIPLES) {
       load_shared(m.words, at + words_of_pair(pair));
-      m.halves = load_shared(at + last_of_pair(pair));
+      m.last = m.of_offsets = load_shared(at + last_of_pair<NIBBLES>(pair));
+      if constexpr (NIBBLES) m.of_offsets = load_shared(at + last_of_pair<NIBBLES>(pair) + 4);
     }
     return m;
   }
+  // The halves of scales.
+  __device__ __forceinline__ u32 halves() const { return W_OFFSET && !NIBBLES ? scale_halves(words) : last; }
   // FOLDED, in groups of 32: the word of a k16 step.
   __device__ __forceinline__ u32 of_step(int step) const { return words[step / 2]; }
   // Of a group; FOLDED: what all of them have in common.
@@ -145,15 +178,13 @@ struct Multiples {
     if constexpr (!MULTIPLES)
       return {};
     else if constexpr (FOLDED)
-      return row_pair(both_halves(scale_halves(words)));
-    else if constexpr (W_OFFSET)
-      return scale_pair(words[group], scale_halves(words), group);
+      return row_pair(both_halves(halves()));
     else
-      return scale_pair(words[group / 2], halves, group);
+      return scale_pair(words[word_of_group(group)], halves(), group);
   }
   __device__ __forceinline__ RowPair offsets(int group) const {
     if constexpr (!MULTIPLES) return {};
-    return FOLDED ? row_pair(both_halves(halves)) : offset_pair(words[group], halves);
+    return FOLDED ? row_pair(both_halves(of_offsets)) : offset_pair(words[word_of_group(group)], of_offsets, group);
   }
 };
 
@@ -212,7 +243,7 @@ template <int STEPS> DEV void decode(const u32* words, int step, Zeros z, u32 (&
     a[1] = lo[1];
     a[2] = hi[0];
     a[3] = hi[1];
-    if constexpr (BF16 && (BITS == 6 || FROM_ZERO)) {
+    if constexpr (BF16 && (MIDDLE != 128 || FROM_ZERO)) {
       a[0] = bf16_add(a[0], z.r);
       a[1] = bf16_add(a[1], z.r8);
       a[2] = bf16_add(a[2], z.r);

@@ -3,10 +3,11 @@
 #pragma once
 #include "dequant.cuh"
 
-// Bytes of a unit's. Where a pair's words begin, and its last word.
-constexpr u32 MULTIPLES_BYTES = 8 * 20;
+// NIBBLES: factors of scales and offsets have 4 bits each. Bytes of a unit's. Where a pair's words begin, and its last
+// word; the halves of offsets lie behind those of scales in NIBBLES.
+DEV constexpr int multiples_bytes(bool nibbles) { return 8 * (nibbles ? 24 : 20); }
 DEV u32 words_of_pair(u32 pair) { return pair * 16; }
-DEV u32 last_of_pair(u32 pair) { return 128 + pair * 4; }
+template <bool NIBBLES> DEV u32 last_of_pair(u32 pair) { return 128 + pair * (NIBBLES ? 8 : 4); }
 
 // Numbers of R and of R + 8.
 struct TwoFloats {
@@ -17,15 +18,20 @@ struct TwoFloats {
 DEV float whole(u32 word, u32 bits) { return __uint_as_float(and_or(word, bits, 0x4b000000)) - 8388608.f; }
 
 // Scales of a group out of its word; with offsets beside them, or groups of which two share a word.
-template <bool OFFSETS> DEV TwoFloats scales_of_group(u32 word, u32 halves, u32 group) {
-  if constexpr (OFFSETS)
+template <bool OFFSETS, bool NIBBLES> DEV TwoFloats scales_of_group(u32 word, u32 halves, u32 group) {
+  if constexpr (OFFSETS && !NIBBLES)
     return {whole(word, 0x3f) * half_low(halves), whole(word, 0x3f0000) * (half_high(halves) * 0x1p-16f)};
   const u32 both = group % 2 ? word >> 16 : word;
+  if constexpr (NIBBLES)
+    return {whole(both, 0xf) * half_low(halves), whole(both, 0xf00) * (half_high(halves) * 0x1p-8f)};
   const u32 low = __byte_perm(both, 0x4b000000, 0x7650), high = __byte_perm(both, 0x4b000000, 0x7651);
   return {(__uint_as_float(low) - 8388736.f) * half_low(halves),
           (__uint_as_float(high) - 8388736.f) * half_high(halves)};
 }
-DEV TwoFloats offsets_of_group(u32 word, u32 halves) {
+template <bool NIBBLES> DEV TwoFloats offsets_of_group(u32 word, u32 halves, u32 group) {
+  const u32 both = group % 2 ? word >> 16 : word;
+  if constexpr (NIBBLES)
+    return {whole(both, 0xf0) * (half_low(halves) * 0x1p-4f), whole(both, 0xf000) * (half_high(halves) * 0x1p-12f)};
   return {whole(word, 0xfc0) * (half_low(halves) * 0x1p-6f), whole(word >> 16, 0xfc0) * (half_high(halves) * 0x1p-6f)};
 }
 // The halves of the scales, where offsets have the last word.
@@ -37,18 +43,37 @@ DEV u32 scale_halves(const u32 (&words)[4]) {
 DEV u32 factors_of_scales(u32 word) { return half_add(and_or(word, 0x003f003f, 0x64006400), 0xe400e400); }
 
 // The same from memory: `params`, where those of a unit begin.
-struct PairOfRows {
-  u32 words[4], last;
+template <bool OFFSETS, bool NIBBLES> struct PairOfRows {
+  u32 words[4], scale_halves_of_pair, offset_halves;
   __device__ __forceinline__ static PairOfRows load(const u8* params, u32 pair) {
     const uint4 four = *reinterpret_cast<const uint4*>(params + words_of_pair(pair));
-    return {{four.x, four.y, four.z, four.w}, *reinterpret_cast<const u32*>(params + last_of_pair(pair))};
+    const u32* last = reinterpret_cast<const u32*>(params + last_of_pair<NIBBLES>(pair));
+    const u32 words[4] = {four.x, four.y, four.z, four.w};
+    return {{four.x, four.y, four.z, four.w},
+            OFFSETS && !NIBBLES ? scale_halves(words) : last[0],
+            OFFSETS ? last[NIBBLES] : 0};
   }
-  __device__ __forceinline__ u32 word(u32 at) const {
+  __device__ __forceinline__ u32 word(u32 group) const {
+    const u32 at = OFFSETS && !NIBBLES ? group : group / 2;
     return at == 0 ? words[0] : at == 1 ? words[1] : at == 2 ? words[2] : words[3];
   }
-  __device__ __forceinline__ TwoFloats scales(u32 group, bool offsets) const {
-    return offsets ? scales_of_group<true>(word(group), scale_halves(words), group)
-                   : scales_of_group<false>(word(group / 2), last, group);
+  __device__ __forceinline__ TwoFloats scales(u32 group) const {
+    return scales_of_group<OFFSETS, NIBBLES>(word(group), scale_halves_of_pair, group);
   }
-  __device__ __forceinline__ TwoFloats offsets(u32 group) const { return offsets_of_group(word(group), last); }
+  __device__ __forceinline__ TwoFloats offsets(u32 group) const {
+    if constexpr (OFFSETS) return offsets_of_group<NIBBLES>(word(group), offset_halves, group);
+    return {0.f, 0.f};
+  }
 };
+// Of a group of a pair, which has `groups` in 128 columns: scales, and offsets if there are such.
+struct PairTermsOfMultiples {
+  TwoFloats scales, offsets;
+};
+template <bool OFFSETS, bool NIBBLES> DEV PairTermsOfMultiples terms_of_pair(const u8* params, u32 pair, u32 group) {
+  const auto rows = PairOfRows<OFFSETS, NIBBLES>::load(params, pair);
+  return {rows.scales(group), rows.offsets(group)};
+}
+DEV PairTermsOfMultiples terms_of_pair(const u8* params, u32 pair, u32 group, u32 groups, bool offsets) {
+  if (!offsets) return terms_of_pair<false, false>(params, pair, group);
+  return groups == 8 ? terms_of_pair<true, true>(params, pair, group) : terms_of_pair<true, false>(params, pair, group);
+}

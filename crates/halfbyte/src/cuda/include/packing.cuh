@@ -55,15 +55,42 @@ template <int BITS> DEV void store_planes(u8* half, u32 lane, const u32 (&words)
   }
 }
 
-// The same of 6 bits, out of words of 8-bit codes.
-[[maybe_unused]] DEV void store_planes_of_6(u8* half, u32 lane, const u32 (&even)[4], const u32 (&odd)[4]) {
-  constexpr u32 LOWER = 0x0f0f0f0f, UPPER = 0x03030303;
-  u32 low[4], high[2] = {0, 0};
+// The same of 5 or 6 bits, out of words of 8-bit codes.
+template <int BITS> DEV void store_planes_of_bytes(u8* half, u32 lane, const u32 (&even)[4], const u32 (&odd)[4]) {
+  constexpr u32 UP = BITS - 4, LOWER = 0x0f0f0f0f, UPPER = ((1 << UP) - 1) * 0x01010101;
+  constexpr int STEPS = 4 / UP;  // of a word of upper bits
+  u32 low[4], high[UP] = {};
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     low[j] = (even[j] & LOWER) | (odd[j] & LOWER) << 4;
-    high[j / 2] |= ((even[j] >> 4 & UPPER) | (odd[j] >> 4 & UPPER) << 2) << (4 * (j % 2));
+    high[j / STEPS] |= ((even[j] >> 4 & UPPER) | (odd[j] >> 4 & UPPER) << UP) << (2 * UP * (j % STEPS));
   }
   reinterpret_cast<uint4*>(half)[lane] = make_uint4(low[0], low[1], low[2], low[3]);
-  reinterpret_cast<uint2*>(half + 512)[lane] = make_uint2(high[0], high[1]);
+#pragma unroll
+  for (int i = 0; i < int(UP); i++) reinterpret_cast<u32*>(half + 512)[UP * lane + i] = high[i];
+}
+
+// ---- scales and offsets that are multiples of halves: layout/cuda_wna16/multiples.rs
+// Whether factors have 4 bits.
+DEV bool has_nibbles(const Params& p) { return p.zero_kind == OFFSET && p.atom_group == 16; }
+
+// Of a row and a run of groups: a half, and as many factors as an atom has; zeros where there are none.
+struct Multiples {
+  u32 half;
+  u32 factors[8];
+};
+DEV Multiples load_multiples(const Params& p, u32 row, u32 group, bool offsets) {
+  Multiples m = {};
+  if (row >= p.n || group >= p.groups) return m;
+  const Part& part = part_of(p, row);
+  const u32 own = own_row(p, part, row);
+  const u64 at = u64(own) * p.groups + group;
+  const int sign = offsets ? part.offset_sign : part.scale_sign;
+  m.half = (offsets ? part.offset_halves : static_cast<const u16*>(part.channels))[at / part.block];
+  if (sign < 0) m.half ^= 0x8000;
+  const signed char* factors = static_cast<const signed char*>(offsets ? part.zeros : part.scales) + at;
+#pragma unroll
+  for (u32 i = 0; i < 8; i++)
+    if (i < 128 / p.atom_group && group + i < p.groups) m.factors[i] = u32(sign * factors[i]);
+  return m;
 }

@@ -2,9 +2,8 @@
 // columns an integer sum of codes and digits, times the factor of its scale; for an offset the sum of digits, times its
 // factor. So a row has one integer sum of scales and one of offsets for 128 columns, each of which the halves multiply.
 //
-//   The greatest that these sums can be: 4 * 63 * 128 * 32 (codes of 6 bits, four times as great; of 4 bits 16 * 15) *
-//   63 * 4 groups with offsets, 128 * 128 * 16 * 128 * 8 without; 257 * 128 * 32 * 63 * 4 of offsets. All are below
-//   2^31.
+//   The greatest that these sums can be: 16 * 15 * 128 * 32 (codes of 4 bits, 16 times as great) * 63 * 4 groups with
+//   offsets, 128 * 128 * 16 * 128 * 8 without; 257 * 128 * 32 * 63 * 4 of offsets. All are below 2^31.
 #pragma once
 #include "fixed_point.cuh"
 #include "multiples.cuh"
@@ -12,9 +11,9 @@
 
 template <u32 FORM> struct UnitForm {
   static constexpr bool OFFSETS = FORM & 1;
-  static constexpr int BITS_OF_CODE = FORM & 2 ? 6 : 4;
+  static constexpr int BITS_OF_CODE = bits_of(FORM);
   // How many times too great the codes of rows R and R + 8 are.
-  static constexpr float TIMES = FORM == 0 ? 16 : FORM == 1 ? 1 : 4, TIMES_OF_8 = FORM < 2 ? 16 : 4;
+  static constexpr float TIMES = FORM == 0 ? 16 : FORM == 2 ? 4 : 1, TIMES_OF_8 = FORM < 2 ? 16 : FORM == 2 ? 4 : 1;
 };
 
 // Sums of a lane's two digits d0 + 256 d1 over the columns of each group of 32.
@@ -42,14 +41,35 @@ DEV int signed_byte(u32 word, int i) {
 // A lane's codes of half a unit, four k16 steps, as bytes of rows R and of R + 8; those without offsets less their
 // middle.
 template <u32 FORM> DEV void load_bytes(u32 at, u32 lane, u32 (&r)[4], u32 (&r8)[4]) {
-  constexpr bool SIGNED = !UnitForm<FORM>::OFFSETS;
-  u32 low[4];
-  load_shared(low, at + lane * 16);
-  if constexpr (UnitForm<FORM>::BITS_OF_CODE == 4) {
+  constexpr int BITS_OF_CODE = UnitForm<FORM>::BITS_OF_CODE;
+  if constexpr (BITS_OF_CODE == 3) {  // nibbles, whose zero 8 comes off
+    u32 low[2];
+    load_shared(low, at + lane * 8);
+    const u32 high = load_shared(at + 256 + lane * 4);
 #pragma unroll
     for (int s = 0; s < 4; s++) {
-      r[s] = SIGNED ? and_xor(low[s] << 4, 0xf0f0f0f0, 0x80808080) : low[s] & 0x0f0f0f0f;
-      r8[s] = SIGNED ? and_xor(low[s], 0xf0f0f0f0, 0x80808080) : low[s] & 0xf0f0f0f0;
+      const u32 upper = s < 2 ? high << (2 - s) : high >> (s - 2),
+                word = and_or(upper, 0x44444444, low[s / 2] >> (s % 2 * 2) & 0x33333333) + 0x44444444;
+      r[s] = and_xor(word << 4, 0xf0f0f0f0, 0x80808080), r8[s] = and_xor(word, 0xf0f0f0f0, 0x80808080);
+    }
+    return;
+  }
+  u32 low[4];
+  load_shared(low, at + lane * 16);
+  if constexpr (BITS_OF_CODE == 4) {
+#pragma unroll
+    for (int s = 0; s < 4; s++) r[s] = low[s] & 0x0f0f0f0f, r8[s] = low[s] & 0xf0f0f0f0;
+  } else if constexpr (BITS_OF_CODE == 5) {
+    const u32 high = load_shared(at + 512 + lane * 4);
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+      u32 words[2];  // of codes of 8 bits
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const int up = 4 - 2 * s - i;
+        words[i] = and_or(up > 0 ? high << up : high >> -up, 0x10101010, (i ? low[s] >> 4 : low[s]) & 0x0f0f0f0f);
+      }
+      r[s] = __byte_perm(words[0], words[1], 0x6240), r8[s] = __byte_perm(words[0], words[1], 0x7351);
     }
   } else {
     u32 high[2];
@@ -60,8 +80,7 @@ template <u32 FORM> DEV void load_bytes(u32 at, u32 lane, u32 (&r)[4], u32 (&r8)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         const u32 upper = high[s / 2] << (6 - 4 * (s % 2) - 2 * i);
-        words[i] = and_or(i ? low[s] >> 2 : low[s] << 2, 0x3c3c3c3c,
-                          SIGNED ? and_xor(upper, 0xc0c0c0c0, 0x80808080) : upper & 0xc0c0c0c0);
+        words[i] = and_or(i ? low[s] >> 2 : low[s] << 2, 0x3c3c3c3c, and_xor(upper, 0xc0c0c0c0, 0x80808080));
       }
       r[s] = __byte_perm(words[0], words[1], 0x6240), r8[s] = __byte_perm(words[0], words[1], 0x7351);
     }
@@ -74,7 +93,7 @@ DEV void multiply_unit(u32 at, u32 lane, const u32 (&b)[8], const SumsOfDigits& 
   const u32 scales = at + codes_of(FORM), pair = lane >> 2;
   u32 words[4];
   load_shared(words, scales + words_of_pair(pair));
-  const u32 last = load_shared(scales + last_of_pair(pair));
+  const u32 last = load_shared(scales + last_of_pair<false>(pair));
   int of_scales[4] = {0, 0, 0, 0}, of_offsets[2] = {0, 0};  // rows R, R + 8 of both digits; of both together
 #pragma unroll
   for (int half = 0; half < 2; half++) {

@@ -36,9 +36,11 @@ constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
 constexpr u32 FORMS = HB_FORMS;  // a bit for each form that the model has; 0: scales are as they are, all of one form
 constexpr bool VALUES_APART = HB_VALUES_APART;  // rows of values may be of another form than those of queries and keys
 constexpr u32 FORMS_COUNT = FORMS ? (FORMS & 1) + (FORMS >> 1 & 1) + (FORMS >> 2 & 1) + (FORMS >> 3 & 1) : 1;
-// Bytes of codes that a row block has of 128 columns. A unit is these and their parameters (UNIT_PARAMS).
-static __device__ constexpr u32 codes_of(u32 form) { return 256 * (!FORMS ? BITS : form & 2 ? 6 : 4); }
-constexpr u32 UNIT = codes_of(FORMS >> 2 ? 2 : 0) + UNIT_PARAMS;  // of the longest form
+// Bits of codes of a form; bytes of them that a row block has of 128 columns. A unit is these and their parameters
+// (UNIT_PARAMS).
+static __device__ constexpr u32 bits_of(u32 form) { return form == 0 ? 3 : form == 1 ? 4 : form == 2 ? 6 : 5; }
+static __device__ constexpr u32 codes_of(u32 form) { return 256 * (FORMS ? bits_of(form) : BITS); }
+constexpr u32 LONGEST = FORMS & 4 ? 2 : FORMS & 8 ? 3 : FORMS & 2 ? 1 : 0, UNIT = codes_of(LONGEST) + UNIT_PARAMS;
 // A stage has STEPS units of weights, or positions of a TILE that attention takes at once: boxes of 64 elements of keys
 // or values, at a multiple of 128 bytes behind where the stage begins.
 constexpr u32 TILE = 16, HALVES = HEAD / 64;

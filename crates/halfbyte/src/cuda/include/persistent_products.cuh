@@ -225,7 +225,7 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
 #pragma unroll
           for (int g = 0; g < PARTS; g++) {
             constexpr int EACH = 4 / PARTS;  // k32 steps of a group
-            int zero = 1 << (BITS - 1), zero8 = zero;
+            int zero = MIDDLE, zero8 = zero;
             if (ZERO) {
               const u32 z = load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + UNIT_CODES + ZEROS + GROUP_ZEROS * g);
               zero = z & 255, zero8 = z >> 8;

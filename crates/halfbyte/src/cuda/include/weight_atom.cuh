@@ -23,7 +23,8 @@
 //   word j of the first has the lower 2 bits of the k16 steps 4h + 2j and 4h + 2j + 1: those that their words of 4-bit
 //     codes would have in bits 0, 1 and 2, 3 of each nibble;
 //   the other word has the upper bits of steps 4h .. 4h + 3, in bits 0 .. 3 of each nibble.
-//   Symmetric ones become codes of 4 bits, whose zero is 8, by an addition.
+//   Where only integers are multiplied, symmetric ones become codes of 4 bits, whose zero is 8, by an addition.
+//   codes of a TABLE: as those of 4 bits their numbers in it, which has codes of 8 bits.
 //   codes, 8 bits (biased: b = q + 128): [quarter i 0..3][lane 0..31][word j 0..3]:
 //   words 2j', 2j'+1 are the k16 step 2i + j'.
 //     k0 = 32i + 16j' + 2*(lane%4)
@@ -34,6 +35,9 @@
 //     in the lower nibbles, byte for byte, those of the odd word in the upper ones;
 //   word i of the second has the upper 2 bits of steps 4h + 2i and 4h + 2i + 1, in bits 2t, 2t+1 of each byte:
 //     t = 0, 1: even and odd word of the first step; t = 2, 3: of the second
+//   codes, 5 bits: [half h 0..1] { [lane 0..31][word j 0..3], [lane 0..31] one word more }:
+//   the first as of 6 bits; the other has the upper bits of steps 4h .. 4h + 3, in bit t of each byte:
+//     t = 2j, 2j + 1: even and odd word of step 4h + j
 //   scales and offsets of a group: [i 0..7] {row i, row i+8}, 2 or 4 bytes each.
 //   zero points of a group: the same order, one byte each (4 bits: 0..16; 8 bits: 0..255, of biased codes).
 //   GROUP 0 (one scale a row): units have codes only; a second array holds, for each strip, 128 bytes of scales and,
@@ -46,13 +50,24 @@
 //       6..11 and 22..27 of their offsets; what is left of the four words, 4 bits above each offset, are the halves of
 //       the scales of R and R+8: byte i has its lower 4 bits in word i/2, the upper ones in word 2 + i/2; the last word
 //       has the halves of the offsets
+//     with offsets, groups of 16 (NIBBLES): byte 2(g%2) of word g/2 has factors of group g and row R, of the scale in
+//       its lower nibble, of the offset in the upper one; the next byte those of R+8; two last words, [i 0..7] each,
+//       have the halves of the scales and of the offsets
 //     without, groups of 16: byte 2(g%2) of word g/2 has the factor of group g and row R, the next one that of R+8,
 //       plus 128 each; the last word has the halves of the scales
 #pragma once
 #include "multiples.cuh"
 
-constexpr int BITS = HB_BITS;  // 2, 3, 4, 6 or 8
-constexpr int FIELD = BITS <= 4 ? 4 : 8;  // of codes in the words that are multiplied
+constexpr int BITS = HB_BITS;  // 2, 3, 4, 5, 6 or 8
+#ifdef HB_TABLE_0
+constexpr bool TABLE = true;  // codes are numbers in a table, four of which a word of it has
+constexpr u32 TABLE_0 = HB_TABLE_0, TABLE_1 = HB_TABLE_1, TABLE_2 = HB_TABLE_2, TABLE_3 = HB_TABLE_3;
+#else
+constexpr bool TABLE = false;
+constexpr u32 TABLE_0 = 0, TABLE_1 = 0, TABLE_2 = 0, TABLE_3 = 0;
+#endif
+constexpr int FIELD = BITS <= 4 && !TABLE ? 4 : 8;  // of codes in the words that are multiplied
+constexpr int MIDDLE = TABLE ? 128 : 1 << (BITS - 1);  // the code of zero, where there are no zero points
 constexpr bool BF16 = HB_BF16;  // type of x: bf16 or fp16
 #ifdef HB_SCALE_BF16
 constexpr bool SCALE_BF16 = HB_SCALE_BF16;  // type of the scales
@@ -93,6 +108,8 @@ constexpr bool MULTIPLES = HB_MULTIPLES;  // scales and offsets are multiples of
 constexpr bool MULTIPLES = false;
 #endif
 
+// Factors of scales and offsets have 4 bits each, and lie side by side.
+constexpr bool NIBBLES = MULTIPLES && W_OFFSET && GROUP == 16;
 // Codes times the factors of scales are whole numbers that fp16 holds (15 * 63 below 2^11), as factors of offsets are:
 // what is left is one scale and one offset for all columns of a row of an atom.
 constexpr bool FOLDED = MULTIPLES && W_OFFSET && BITS == 4 && !BF16;
@@ -110,12 +127,13 @@ constexpr int SUM_GROUP = FACTORS ? 0 : GROUP, SUM_GROUPS = FACTORS ? 0 : GROUPS
 // Bytes of a unit's codes; where zero points or offsets lie among its parameters; their bytes; where those of the first
 // unit begin in an atom; its bytes.
 constexpr int UNIT_CODES = 256 * BITS, ZEROS = GROUP_SCALES * GROUPS,
-              UNIT_PARAMS = MULTIPLES ? MULTIPLES_BYTES : ZEROS + GROUP_ZEROS * GROUPS, PARAMS = 4 * UNIT_CODES,
-              ATOM = PARAMS + 4 * UNIT_PARAMS;
+              UNIT_PARAMS = MULTIPLES ? multiples_bytes(NIBBLES) : ZEROS + GROUP_ZEROS * GROUPS,
+              PARAMS = 4 * UNIT_CODES, ATOM = PARAMS + 4 * UNIT_PARAMS;
 constexpr int ROW_BLOCK = ZERO ? 192 : 128;  // bytes a strip in the array of GROUP 0
 
-static_assert(BITS == 4 || BITS == 8 || (BITS == 6 ? MULTIPLES : (BITS == 2 || BITS == 3) && !MULTIPLES), "bits");
-static_assert(!MULTIPLES || (SCALE_F32 && !ZERO && GROUP == (W_OFFSET ? 32 : 16)), "forms of multiples");
+static_assert(BITS >= 2 && BITS <= 8 && BITS != 7 && (BITS != 6 || MULTIPLES) && (BITS != 5 || !ZERO), "bits");
+static_assert(!MULTIPLES || (SCALE_F32 && !ZERO && (GROUP == 16 || (GROUP == 32 && W_OFFSET))), "forms of multiples");
+static_assert(!TABLE || (BITS == 4 && !FROM_ZERO && !MULTIPLES && !FACTORS), "tables of symmetric codes");
 static_assert(!FACTORS || (BITS == 4 && GROUP != 0 && !ZERO), "factors have the zero points in them");
 static_assert(GROUP == 0 || GROUP == 16 || GROUP == 32 || GROUP == 64 || GROUP == 128, "group");
 static_assert(GROUP != 0 || (!SCALE_F32 && !W_OFFSET), "rows have half scales, and no offsets");

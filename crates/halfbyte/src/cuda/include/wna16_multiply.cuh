@@ -127,7 +127,7 @@ DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
     }
     const int group = (c.lane & 3) % (GROUPS ? GROUPS : 1);
     if constexpr (MULTIPLES && W_OFFSET)
-      u.o[p] = offset_pair(load_shared(c.params(p) + words_of_pair(c.lane >> 2) + group * 4), u.m[p].halves);
+      u.o[p] = offset_pair(load_shared(c.params(p) + words_of_pair(c.lane >> 2) + group * 4), u.m[p].of_offsets, group);
     else if constexpr (W_OFFSET)
       u.o[p] = c.offsets({}, p, group);
     if constexpr (GROUP == 0) u.t[p].z[0] = row_zeros[p];

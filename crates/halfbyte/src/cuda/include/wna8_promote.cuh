@@ -117,7 +117,7 @@ DEV RowGroup load_row_group([[maybe_unused]] u32 params, [[maybe_unused]] int gr
   if constexpr (MULTIPLES) {
     const Multiples all = Multiples::load(params, pair);
     const u32 word = load_shared(params + words_of_pair(pair) + group * 4);
-    return row_group(scale_pair(word, scale_halves(all.words), 0), 0, offset_pair(word, all.halves));
+    return row_group(scale_pair(word, all.halves(), 0), 0, offset_pair(word, all.of_offsets, 0));
   } else {
     return row_group(load_row_pair(scales), ZERO ? load_shared_u16(zeros) : 0,
                      W_OFFSET ? load_row_pair(zeros) : RowPair{});

@@ -217,9 +217,13 @@ struct Wna16 {
   u32 params_bytes;  // of 16 rows of an atom
   FloatType scale_type;
   u32 zero_kind;  // 0 symmetric, 1 integer, 2 offset
+  u32 table[4];  // the codes that numbers of a TABLE stand for, one a byte
   u32 window;  // columns of a block
   u32 twice;  // values that f32 does not hold may round to it first
 };
+
+// What scales and offsets are, and codes: numbers; multiples of halves; numbers, and codes those in a table.
+enum Kinds { NUMBERS = 0, MULTIPLES = 1, TABLES = 2 };
 
 // What a group's codes of rows R and R + 8 are made values by; `zero` has 2^23 in it.
 struct PairTerms {
@@ -229,14 +233,13 @@ struct PairTerms {
 // The same out of multiples of halves, from where those of a unit begin.
 [[maybe_unused]] DEV PairTerms pair_of_multiples(const Wna16& p, const u8* params, u32 pair, u32 group, float middle) {
   const bool offsets = p.zero_kind == 2;
-  const PairOfRows rows = PairOfRows::load(params, pair);
-  const TwoFloats s = rows.scales(group, offsets), o = offsets ? rows.offsets(group) : TwoFloats{0.f, 0.f};
+  const auto [s, o] = terms_of_pair(params, pair, group, p.groups, offsets);
   const float zero = TWO_23 + (offsets ? 0.f : middle);
   return {s.r, s.r8, zero, zero, o.r, o.r8};
 }
 
-// Four neighbouring words of a unit's codes, as those of 4 or of 8 bits lie; of 2 and 3 bits as if they were 4, of 6 as
-// if they were 8. `part`: of the columns, as many as four words of a lane have.
+// Four neighbouring words of a unit's codes, as those of 4 or of 8 bits lie; of 2 and 3 bits as if they were 4, of 5
+// and 6 as if they were 8. `part`: of the columns, as many as four words of a lane have.
 template <int BITS> DEV void load_quad(u32 (&words)[4], const u8* codes, u32 part, u32 lane) {
   if constexpr (BITS < 4) {
     const u8* own = codes + part * (128 * BITS);
@@ -248,7 +251,15 @@ template <int BITS> DEV void load_quad(u32 (&words)[4], const u8* codes, u32 par
     words[3] = and_or(high >> 1, 0x44444444, low.y >> 2 & 0x33333333);
     return;
   }
-  if constexpr (BITS == 6) {
+  if constexpr (BITS == 5) {
+    const u8* own = codes + part / 2 * 640;
+    const uint2 low = reinterpret_cast<const uint2*>(own)[2 * lane + part % 2];
+    const u32 high = reinterpret_cast<const u32*>(own + 512)[lane] >> (4 * (part % 2));
+    words[0] = and_or(high << 4, 0x10101010, low.x & 0x0f0f0f0f);
+    words[1] = and_or(high << 3, 0x10101010, low.x >> 4 & 0x0f0f0f0f);
+    words[2] = and_or(high << 2, 0x10101010, low.y & 0x0f0f0f0f);
+    words[3] = and_or(high << 1, 0x10101010, low.y >> 4 & 0x0f0f0f0f);
+  } else if constexpr (BITS == 6) {
     const u8* own = codes + part / 2 * 768;
     const uint2 low = reinterpret_cast<const uint2*>(own)[2 * lane + part % 2];
     const u32 high = reinterpret_cast<const u32*>(own + 512)[2 * lane + part % 2];
@@ -273,11 +284,19 @@ struct Places {
   return {rows + warp * scales, rows + 4 * scales + warp * zeros};
 }
 
+// What codes of a symmetric format are less.
+template <int BITS, Kinds KINDS> constexpr u32 MIDDLE = KINDS == TABLES ? 128 : 1 << (BITS - 1);
+// The codes that a word's four numbers of 4 bits from bit `from` on stand for, one a byte.
+DEV u32 looked_up(const Wna16& p, u32 word, u32 from) {
+  const u32 numbers = word >> from, lower = numbers & 0x7777, upper = and_or(numbers >> 1, 0x4444, 0x3210);
+  return __byte_perm(__byte_perm(p.table[0], p.table[1], lower), __byte_perm(p.table[2], p.table[3], lower), upper);
+}
+
 // at: of the pair of rows.
-template <int BITS> DEV PairTerms pair_terms(const Wna16& p, Places from, u32 at) {
+template <u32 MIDDLE> DEV PairTerms pair_terms(const Wna16& p, Places from, u32 at) {
   PairTerms t;
   t.scale = load_float(from.scales, 2 * at, p.scale_type), t.scale8 = load_float(from.scales, 2 * at + 1, p.scale_type);
-  t.zero = t.zero8 = TWO_23 + (1 << (BITS - 1));
+  t.zero = t.zero8 = TWO_23 + MIDDLE;
   t.offset = t.offset8 = 0.f;
   if (p.zero_kind == 1) {
     const u32 z = reinterpret_cast<const u16*>(from.zeros)[at];
@@ -290,11 +309,11 @@ template <int BITS> DEV PairTerms pair_terms(const Wna16& p, Places from, u32 at
   return t;
 }
 
-// BITS: 2 to 8; MULTIPLES: scales and offsets are such of halves. A block has a strip of 64 rows and 512 bytes of
+// BITS: 2 to 8. A block has a strip of 64 rows and 512 bytes of
 // each; or, where columns were SORTED, rows R and R + 8 and a window of columns: it looks at all and takes those that
 // belong there. Shared memory: rows of the window and 16 bytes each.
-template <int BITS, FloatType OUT, bool SORTED, bool MULTIPLES>
-__global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES || BITS == 3 ? 4 : 5)
+template <int BITS, FloatType OUT, bool SORTED, Kinds KINDS>
+__global__ void __launch_bounds__(THREADS, SORTED || KINDS != NUMBERS || BITS == 3 || BITS == 5 ? 4 : 5)
     dequantize_wna16(const Output out, const Wna16 p) {
   typedef typename Stored<OUT>::type T;
   constexpr int CODE = BITS <= 4 ? 4 : 8;
@@ -332,8 +351,8 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES || BITS == 3 ? 4 
       const u32 first = SPAN * part + (CODE == 4 ? 16 * j : 16 * (j / 2));
       if (j == 0 || (CODE == 4 || j == 2) && (first & ((1 << p.shift) - 1)) == 0) {
         const u32 group = first >> p.shift;
-        t = MULTIPLES ? pair_of_multiples(p, params, r, group, 1 << (BITS - 1))
-                      : pair_terms<BITS>(p, places_of(p, params, strip, warp, group), r);
+        t = KINDS == MULTIPLES ? pair_of_multiples(p, params, r, group, MIDDLE<BITS, KINDS>)
+                               : pair_terms<MIDDLE<BITS, KINDS>>(p, places_of(p, params, strip, warp, group), r);
       }
       // Columns c, c + 1 and, with 4 bits, c + 8, c + 9.
       const u32 within = SPAN * part + 2 * four + (CODE == 4 ? 16 * j : 16 * (j / 2) + 8 * (j % 2));
@@ -345,7 +364,8 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES || BITS == 3 ? 4 
 #pragma unroll
         for (int f = 0; f < 4; f++) {
           // A rotation: with a shift there are too few registers.
-          const u32 code = __funnelshift_r(words[j], words[j], F[f] + 8 * half) & MASK;
+          const u32 code = KINDS == TABLES ? looked_up(p, words[j], F[f] / 16 * 16) >> (F[f] % 16 * 2 + 16 * half) & 255
+                                           : __funnelshift_r(words[j], words[j], F[f] + 8 * half) & MASK;
           v[f] = integer(code, f < 2 ? t.zero : t.zero8);
         }
         if (exact) {
@@ -391,7 +411,7 @@ __global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES || BITS == 3 ? 4 
 }
 
 // A block has 256 columns of a row, as they lie.
-template <int BITS, bool MULTIPLES>
+template <int BITS, Kinds KINDS>
 __global__ void __launch_bounds__(THREADS) dequantize_rows_wna16(const Chosen out, const Wna16 p) {
   constexpr bool NIBBLES = BITS <= 4;
   constexpr u32 CODES = 256 * BITS, MASK = (1u << BITS) - 1, SPAN = NIBBLES ? 64 : 32;
@@ -411,9 +431,12 @@ __global__ void __launch_bounds__(THREADS) dequantize_rows_wna16(const Chosen ou
     load_quad<BITS>(words, atom + warp * CODES, c / SPAN, 4 * r + four);
     const u32 word = j == 0 ? words[0] : j == 1 ? words[1] : j == 2 ? words[2] : words[3];
     const u32 field = (NIBBLES ? (lower ? 4 : 0) + c / 8 % 2 * 8 : (lower ? 8 : 0)) + c % 2 * 16;
-    const u32 code = word >> field & MASK, group = c >> p.shift;
-    const PairTerms t = MULTIPLES ? pair_of_multiples(p, params, r, group, 1 << (BITS - 1))
-                                  : pair_terms<BITS>(p, places_of(p, params, strip, warp, group), r);
+    u32 code = word >> field & MASK;
+    if constexpr (KINDS == TABLES) code = looked_up(p, word, field) & 255;
+    const u32 group = c >> p.shift;
+    const PairTerms t = KINDS == MULTIPLES
+                            ? pair_of_multiples(p, params, r, group, MIDDLE<BITS, KINDS>)
+                            : pair_terms<MIDDLE<BITS, KINDS>>(p, places_of(p, params, strip, warp, group), r);
     const float scale = lower ? t.scale8 : t.scale, whole = integer(code, lower ? t.zero8 : t.zero);
     value = exact ? whole * scale : float(double(scale) * whole + double(lower ? t.offset8 : t.offset));
   }

@@ -1,5 +1,6 @@
 //! Launches of `dequantize.cu`: rows of quantised weights as floats.
 
+use super::wna16::words_of_table;
 use super::{Packed, PlainWeights, Wna16Weights, float_type, simt};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Function, Launch, Stream, View, ViewMut};
@@ -39,14 +40,32 @@ pub(super) const MOST_COLUMNS: usize = 1 << 22;
 
 const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
 
-/// Bits of a code's place, and whether scales and offsets are multiples of halves.
-type Held = (u32, bool);
+/// Bits of a code's place, and what scales, offsets and codes are, as in the source.
+type Held = (u32, &'static str);
 
 /// What there is of that.
-const HELD: [Held; 6] = [(2, false), (3, false), (4, false), (4, true), (6, true), (8, false)];
+const HELD: [Held; 11] = [
+    (2, "NUMBERS"),
+    (2, "MULTIPLES"),
+    (3, "NUMBERS"),
+    (3, "MULTIPLES"),
+    (4, "NUMBERS"),
+    (4, "MULTIPLES"),
+    (4, "TABLES"),
+    (5, "NUMBERS"),
+    (5, "MULTIPLES"),
+    (6, "MULTIPLES"),
+    (8, "NUMBERS"),
+];
 
 fn held(w: &Wna16Weights) -> Held {
-    (w.atom().bits, w.atom().multiples)
+    let atom = w.atom();
+    let kinds = match atom.table {
+        Some(_) => "TABLES",
+        None if atom.multiples => "MULTIPLES",
+        None => "NUMBERS",
+    };
+    (atom.bits, kinds)
 }
 
 fn name(to: Float) -> &'static str {
@@ -61,16 +80,19 @@ fn plain_instance(field_bits: u32, to: Float) -> Instance {
     Instance::new(&SOURCE, format!("dequantize_plain<{field_bits}, {}>", name(to)))
 }
 
-fn wna16_instance((bits, multiples): Held, to: Float, sorted: bool) -> Instance {
-    Instance::new(&SOURCE, format!("dequantize_wna16<{bits}, {}, {sorted}, {multiples}>", name(to)))
+fn wna16_instance((bits, kinds): Held, to: Float, sorted: bool) -> Instance {
+    Instance::new(&SOURCE, format!("dequantize_wna16<{bits}, {}, {sorted}, {kinds}>", name(to)))
 }
 
 /// What weights of a format are made floats by, whose columns may have been sorted.
 pub(super) fn instances_of(format: WeightFormat, tensor_cores: bool, to: Float) -> Vec<Instance> {
     match tensor_cores {
         true => {
-            // Codes of 8 bits may lie in 6.
-            let held = HELD.into_iter().filter(|(bits, _)| (*bits > 4) == (format.bits > 4));
+            // Codes of 8 bits may lie in 5 or 6, or be those of a table.
+            let may = |&(bits, kinds): &Held| {
+                if format.bits > 4 { bits > 4 || kinds == "TABLES" } else { bits == format.bits }
+            };
+            let held = HELD.into_iter().filter(may);
             held.flat_map(|held| [false, true].map(|sorted| wna16_instance(held, to, sorted))).collect()
         }
         false => vec![plain_instance(field_bits(format.bits), to)],
@@ -87,8 +109,8 @@ fn plain_rows_instance(field_bits: u32) -> Instance {
     Instance::new(&SOURCE, format!("dequantize_rows_plain<{field_bits}>"))
 }
 
-fn wna16_rows_instance((bits, multiples): Held) -> Instance {
-    Instance::new(&SOURCE, format!("dequantize_rows_wna16<{bits}, {multiples}>"))
+fn wna16_rows_instance((bits, kinds): Held) -> Instance {
+    Instance::new(&SOURCE, format!("dequantize_rows_wna16<{bits}, {kinds}>"))
 }
 
 pub(super) fn plain_instances() -> Vec<Instance> {
@@ -142,6 +164,7 @@ parameters! {
         params_bytes: u32,
         scale_type: u32,
         zero_kind: u32,
+        table: [u32; 4],
         window: u32,
         twice: u32,
     }
@@ -219,7 +242,10 @@ pub(super) fn launch(
             let shared_bytes = (rows * (window * to.size_bytes() + PADDING_BYTES)) as u32;
             let form = Launch { grid, shared_bytes, ..Launch::linear(1, THREADS) };
             let (args, held) = (Args::wna16(w, k, window, twice)?, held(w));
-            let key = [held.0 + u32::from(held.1), 2 * float_type(to) + u32::from(sorted)];
+            let key = [
+                HELD.iter().position(|of| *of == held).unwrap_or(HELD.len()) as u32,
+                2 * float_type(to) + u32::from(sorted),
+            ];
             let function = gpu.function_once(("dequantize_wna16", key), || wna16_instance(held, to, sorted))?;
             (function, form, args)
         }
@@ -261,6 +287,7 @@ impl Args {
             params_bytes: atom.unit_params_bytes() as u32,
             scale_type: float_type(atom.scale),
             zero_kind: simt::zero_kind(w.format().weight.zero),
+            table: atom.table.map_or([0; 4], words_of_table),
             window: window as u32,
             twice: twice.into(),
         }))

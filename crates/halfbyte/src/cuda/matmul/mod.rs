@@ -56,6 +56,7 @@ pub use quantized_rows::{
 pub use simt::Weights as PlainWeights;
 pub(super) use simt::zero_kind;
 pub use wna16::Weights as Wna16Weights;
+pub(in crate::cuda) use wna16::with_table;
 
 pub(in crate::cuda) use plans::KeptPlans;
 

@@ -225,7 +225,7 @@ DEV u32 zeros_bytes(const Params& p) {
   return p.factors ? 0 : p.zero_kind == INTEGER ? 16 : p.zero_kind == OFFSET ? scales_bytes(p) : 0;
 }
 [[maybe_unused]] DEV u32 params_bytes(const Params& p, u32 groups) {
-  return p.multiples ? MULTIPLES_BYTES : groups * (scales_bytes(p) + zeros_bytes(p));
+  return p.multiples ? multiples_bytes(has_nibbles(p)) : groups * (scales_bytes(p) + zeros_bytes(p));
 }
 
 // A block makes one atom of layout/cuda_wna16.rs, from the strip of row `first` on. BITS: of a code's place there;
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
   const auto bytes_at = [&](int row, int column) -> u32 {
     return __byte_perm(pair(row, column), pair(row + 8, column), 0x5140);
   };
-  if constexpr (BITS == 6) {
+  if constexpr (BITS == 5 || BITS == 6) {
     const int warp = threadIdx.x / 64, lane = threadIdx.x % 32, half = threadIdx.x / 32 % 2;
     u32 even[4], odd[4];
 #pragma unroll
@@ -265,9 +265,9 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
       const int row = warp * 16 + lane / 4, column = 64 * half + 16 * j + lane % 4 * 2;
       even[j] = bytes_at(row, column), odd[j] = bytes_at(row, column + 8);
     }
-    store_planes_of_6(atom + warp * (256 * BITS) + half * 768, lane, even, odd);
+    store_planes_of_bytes<BITS>(atom + warp * (256 * BITS) + half * (128 * BITS), lane, even, odd);
   }
-  constexpr int QUADS = BITS == 6 ? 0 : BITS == 8 ? 512 : 256;  // of words of 4 or 8 bits
+  constexpr int QUADS = BITS == 5 || BITS == 6 ? 0 : BITS == 8 ? 512 : 256;  // of words of 4 or 8 bits
 #pragma unroll
   for (int i = threadIdx.x; i < QUADS; i += THREADS) {
     const int lane = i % 32;
@@ -307,27 +307,6 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
   }
 }
 
-// Of a row and a run of groups: a half, and as many factors as an atom has; zeros where there are none.
-struct Multiples {
-  u32 half;
-  u32 factors[8];
-};
-DEV Multiples load_multiples(const Params& p, u32 row, u32 group, bool offsets) {
-  Multiples m = {};
-  if (row >= p.n || group >= p.groups) return m;
-  const Part& part = part_of(p, row);
-  const u32 own = own_row(p, part, row);
-  const u64 at = u64(own) * p.groups + group;
-  const int sign = offsets ? part.offset_sign : part.scale_sign;
-  m.half = (offsets ? part.offset_halves : static_cast<const u16*>(part.channels))[at / part.block];
-  if (sign < 0) m.half ^= 0x8000;
-  const signed char* factors = static_cast<const signed char*>(offsets ? part.zeros : part.scales) + at;
-#pragma unroll
-  for (u32 i = 0; i < 8; i++)
-    if (i < 128 / p.atom_group && group + i < p.groups) m.factors[i] = u32(sign * factors[i]);
-  return m;
-}
-
 // What atoms have in the place of scales and offsets that are multiples of halves, as layout/cuda_wna16/multiples.rs
 // says: a block has a strip, and of it 8 atoms.
 extern "C" __global__ void __launch_bounds__(THREADS) wna16_multiples(const Params p) {
@@ -337,12 +316,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) wna16_multiples(const Para
   const u32 pair = threadIdx.x / 8, row = strip * 64 + pair / 8 * 16 + pair % 8, group = step * (128 / p.atom_group);
   const u32 super = strip & ~3u, wide = strips - super < 4 ? strips - super : 4;
   const u64 at = u64(super) * steps + u64(step) * wide + (strip - super);
-  const u32 codes = 256 * p.atom_bits;
-  u8* to = static_cast<u8*>(p.codes) + 4 * at * (codes + MULTIPLES_BYTES) + 4 * codes + pair / 8 * MULTIPLES_BYTES;
+  const bool nibbles = has_nibbles(p);
+  const u32 codes = 256 * p.atom_bits, bytes = multiples_bytes(nibbles);
+  u8* to = static_cast<u8*>(p.codes) + 4 * at * (codes + bytes) + 4 * codes + pair / 8 * bytes;
   const Multiples s = load_multiples(p, row, group, false), s8 = load_multiples(p, row + 8, group, false);
   const u32 of_scales = s.half | s8.half << 16;
   u32 words[4], last = of_scales;
-  if (p.zero_kind == OFFSET) {
+  if (nibbles) {
+    const Multiples o = load_multiples(p, row, group, true), o8 = load_multiples(p, row + 8, group, true);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      words[i] = s.factors[2 * i] | o.factors[2 * i] << 4 | s8.factors[2 * i] << 8 | o8.factors[2 * i] << 12 |
+                 s.factors[2 * i + 1] << 16 | o.factors[2 * i + 1] << 20 | s8.factors[2 * i + 1] << 24 |
+                 o8.factors[2 * i + 1] << 28;
+    *reinterpret_cast<uint2*>(to + last_of_pair<true>(pair % 8)) = make_uint2(of_scales, o.half | o8.half << 16);
+  } else if (p.zero_kind == OFFSET) {
     const Multiples o = load_multiples(p, row, group, true), o8 = load_multiples(p, row + 8, group, true);
 #pragma unroll
     for (int g = 0; g < 4; g++)
@@ -359,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) wna16_multiples(const Para
     }
   }
   *reinterpret_cast<uint4*>(to + words_of_pair(pair % 8)) = make_uint4(words[0], words[1], words[2], words[3]);
-  *reinterpret_cast<u32*>(to + last_of_pair(pair % 8)) = last;
+  if (!nibbles) *reinterpret_cast<u32*>(to + last_of_pair<false>(pair % 8)) = last;
 }
 
 // Scales and zero points where a row has one of each: a block has those of a strip.

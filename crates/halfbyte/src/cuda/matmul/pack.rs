@@ -56,7 +56,7 @@ const SLAB_ROWS: usize = 256;
 const SLAB_BYTES: usize = 64 << 20;
 
 pub(super) fn instances() -> Vec<Instance> {
-    let forms = [(2, 2), (3, 4), (4, 2), (4, 4), (6, 8), (8, 8)]
+    let forms = [(2, 2), (3, 4), (4, 4), (4, 8), (5, 8), (6, 8), (8, 8)]
         .into_iter()
         .flat_map(|(bits, field)| [(bits, false, field), (bits, true, field)]);
     let forms = forms.filter(|&(bits, gated, _)| bits != 6 || !gated);
@@ -249,7 +249,8 @@ impl<'a> Packer<'a> {
 
     /// Writes a layout, and waits for it.
     pub(super) fn write(&mut self, whole: Whole, parts: &[&StoredTensor<'_>], target: &Target) -> Result<()> {
-        let multiples = matches!(target, Target::Wna16 { atom, .. } if atom.multiples);
+        let atom = if let Target::Wna16 { atom, .. } = target { Some(*atom) } else { None };
+        let multiples = atom.is_some_and(|atom| atom.multiples);
         let heights: Vec<usize> = parts.iter().map(|part| part.n()).collect();
         let row_bytes = parts.iter().map(|part| bytes_of_rows(part, NIBBLES)).max().unwrap_or(0).div_ceil(NIBBLES);
         let rows = (self.slab_bytes / row_bytes.max(1) / SLAB_ROWS).max(1) * SLAB_ROWS;
@@ -282,7 +283,7 @@ impl<'a> Packer<'a> {
             free = first_of_codes;
             let mut table = Vec::with_capacity(parts.len());
             for [part, first, top, rows] in whole.runs(&heights, slab.clone()) {
-                let place = ([top, first, rows], multiples);
+                let place = ([top, first, rows], atom);
                 table.push(self.part(&mut staging, &mut free, parts[part], place, params[part])?);
             }
             let bytes: &[u8] = cast_slice(&table);
@@ -300,11 +301,17 @@ impl<'a> Packer<'a> {
         staging: &mut Buffer<u8>,
         free: &mut usize,
         tensor: &StoredTensor<'_>,
-        ([top, first, rows], multiples): ([usize; 3], bool),
+        ([top, first, rows], atom): ([usize; 3], Option<Atom>),
         addresses: [u64; 4],
     ) -> Result<Part> {
         let (n, k, format) = (tensor.n(), tensor.k(), tensor.format());
         let per_word = 32 / format.bits as usize;
+        let multiples = atom.is_some_and(|atom| atom.multiples);
+        // Numbers of a table stand for themselves in atoms that have them, or for the first that has the same code.
+        let table = |table: [u8; 16]| match atom.filter(|atom| atom.table.is_some()) {
+            Some(atom) => table.map(|code| atom.number_of(code, 0) as u8),
+            None => table,
+        };
         let bytes = bytes_of_rows(tensor, rows);
         let mut lines = |all: &[u8], pitch: usize, first: usize, width: usize| {
             self.stage(staging, free, bytes, 1, |range, to| copy_lines(all, pitch, first, width, range, to))
@@ -362,7 +369,8 @@ impl<'a> Packer<'a> {
         let strides = [by_scale, by_zero, by_channel, by_half];
         let [scales, zeros, channels, offset_halves] =
             std::array::from_fn(|i| addresses[i] + (first * strides[i].output * sizes[i]) as u64);
-        let sign = |of: Option<&Multiples<'_>>| of.and_then(|of| of.sign_of_small()).map_or(1, i32::from);
+        let sign =
+            |of: Option<&Multiples<'_>>| of.and_then(|of| of.without_sign()).map_or(1, |(sign, _)| i32::from(sign));
         let (of_scales, of_offsets) = (tensor.scale_multiples(), tensor.offset_multiples());
         let form = if let Codes::Blocks { form, .. } = tensor.codes() { Some(&**form) } else { None };
         let fields = |of: fn(&BlockForm) -> codes::Fields| {
@@ -394,7 +402,7 @@ impl<'a> Packer<'a> {
             block: of_scales.map_or(1, |of| of.block() as u32),
             scale_sign: if of_offsets.is_some() { sign(of_scales) } else { 1 },
             offset_sign: sign(of_offsets),
-            table: cast(form.and_then(|form| form.table).unwrap_or_default()),
+            table: cast(form.and_then(|form| form.table).map(table).unwrap_or_default()),
         })
     }
 
@@ -447,6 +455,9 @@ impl<'a> Packer<'a> {
             Target::Wna16 { atom, atoms, rows, order } => {
                 (params.codes, params.scales, params.order) = (atoms, rows, order);
                 (params.atom_group, params.raised) = (atom.group as u32, (-atom.base(format)) as u32);
+                if atom.table.is_some() {
+                    params.middle = atom.number_of(format.middle() as u8, 0);
+                }
                 (params.atom_bits, params.multiples) = (atom.bits, atom.multiples.into());
                 (params.factors, params.scale_type) = (atom.factors.into(), float_type(atom.scale));
                 let rows = match atom.multiples {

@@ -24,9 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) weight_range(const Terms t
   for (u64 i = u64(blockIdx.x) * THREADS + threadIdx.x; i < t.runs * t.each; i += u64(gridDim.x) * THREADS) {
     const u64 run = i / t.each, at = run / 4 * t.stride_of_four + run % 4 * t.stride, within = i % t.each;
     if (t.multiples) {
-      const PairOfRows rows = PairOfRows::load(t.scales + at, within);
       for (u32 group = 0; group < t.multiples; group++) {
-        const TwoFloats s = rows.scales(group, t.offsets), o = t.offsets ? rows.offsets(group) : TwoFloats{0.f, 0.f};
+        const auto [s, o] = terms_of_pair(t.scales + at, within, group, t.multiples, t.offsets);
         const float most = fabsf(s.r) * t.span + fabsf(o.r), most8 = fabsf(s.r8) * t.span + fabsf(o.r8);
         largest = max(largest, max(__float_as_uint(most), __float_as_uint(most8)));
       }

@@ -83,7 +83,7 @@ fn terms(w: &Packed) -> Terms {
         Packed::Wna16(w) => {
             let (atom, strips) = (w.atom(), n.div_ceil(STRIP));
             // Of fewer bits than the format has codes lie nearer.
-            let span = if atom.multiples { (1u32 << atom.bits) as f32 } else { span };
+            let span = atom.most_from_zero().map_or(span, |most| most as f32);
             let [scales_at, offsets_at] = atom.params_of(0, 0).map(|at| at as u64);
             // Runs are the scales of a strip, or of a unit.
             let (first, [stride, stride_of_four], runs, rows) = match atom.group {

@@ -48,7 +48,18 @@ pub(super) fn instance<const N: usize>(
         (atom.multiples, "MULTIPLES"),
     ];
     let more = more.into_iter().filter(|&(has, _)| has).map(|(_, name)| format!("HB_{name}=1"));
-    Instance::new(source, kernel).with(numbers.chain(limits).chain(more))
+    with_table(Instance::new(source, kernel).with(numbers.chain(limits).chain(more)), atom)
+}
+
+/// What a kernel that looks codes up in a table is compiled with besides: the table, four codes a word.
+pub(in crate::cuda) fn with_table(instance: Instance, atom: Atom) -> Instance {
+    let words = atom.table.map(words_of_table).into_iter().flatten().enumerate();
+    words.fold(instance, |instance, (i, word)| instance.defining(&format!("TABLE_{i}"), word as usize))
+}
+
+/// A table, four codes a word.
+pub(super) fn words_of_table(table: [u8; 16]) -> [u32; 4] {
+    std::array::from_fn(|i| u32::from_le_bytes(std::array::from_fn(|j| table[4 * i + j])))
 }
 
 /// The products that each kernel of the layout keeps prepared.

@@ -27,11 +27,12 @@ DEV void load_group(const Warp& w, GroupTerms (&t)[STRIPS], Zeros (&z)[STRIPS], 
     const u32 strip = stage * STAGE_W + p * STRIP_BYTES, zeros = w.zeros + strip + group * GROUP_ZEROS;
     if constexpr (MULTIPLES) {
       const u32 params = w.params + strip,
-                word = load_shared(params + words_of_pair(w.pair) + group / (W_OFFSET ? 1 : 2) * 4);
-      u32 halves = load_shared(params + last_of_pair(w.pair));
+                word = load_shared(params + words_of_pair(w.pair) + word_of_group(group) * 4);
+      u32 halves = load_shared(params + last_of_pair<NIBBLES>(w.pair));
       if constexpr (W_OFFSET) {
-        t[p].o = offset_pair(word, halves);
-        halves = scale_halves(Multiples::load(params, w.pair).words);
+        const u32 of_offsets = NIBBLES ? load_shared(params + last_of_pair<NIBBLES>(w.pair) + 4) : halves;
+        t[p].o = offset_pair(word, of_offsets, group);
+        if constexpr (!NIBBLES) halves = scale_halves(Multiples::load(params, w.pair).words);
       }
       t[p].s = scale_pair(word, halves, group);
     } else {
@@ -132,7 +133,8 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
           for (int p = 0; p < STRIPS; p++)
 #pragma unroll
             for (int g = 0; g < GROUPS; g++)
-              add_offsets(sum[p], offset_pair(own_multiples[p].words[g], own_multiples[p].halves), sums + g * (NT * 4));
+              add_offsets(sum[p], offset_pair(own_multiples[p].words[g], own_multiples[p].of_offsets, g),
+                          sums + g * (NT * 4));
         } else if (W_OFFSET && j == K16 - 1) {
           add_offsets(sum, own, sums);
         }

@@ -68,11 +68,20 @@ fn instances() -> Vec<Instance> {
         (Atom { offset: true, bits: 8, group: 128, ..atom }, [Float::BF16; 2], Activation::None),
         (Atom { zero: true, group: 64, ..wide }, [Float::F16; 2], Activation::None),
         (
-            Atom { multiples: true, bits: 6, offset: true, group: 32, ..wide },
+            Atom { multiples: true, bits: 5, offset: true, group: 32, ..wide },
             [Float::F16, Float::F32],
             Activation::None,
         ),
-        (Atom { multiples: true, group: 16, ..wide }, [Float::BF16, Float::F32], Activation::None),
+        (Atom { multiples: true, bits: 6, group: 16, ..wide }, [Float::F16, Float::F32], Activation::None),
+        (Atom { multiples: true, bits: 3, group: 16, ..wide }, [Float::BF16, Float::F32], Activation::None),
+        (Atom { multiples: true, bits: 2, offset: true, group: 16, ..wide }, [Float::F16; 2], Activation::None),
+        (Atom { bits: 5, offset: true, group: 32, ..atom }, [Float::F16; 2], Activation::None),
+        (
+            Atom { table: Some(Atom::A_TABLE), group: 32, scale: Float::BF16, ..atom },
+            [Float::BF16, Float::F32],
+            Activation::None,
+        ),
+        (Atom { table: Some(Atom::A_TABLE), group: 16, ..atom }, [Float::F16; 2], Activation::None),
         (Atom { bits: 2, zero: true, ..atom }, [Float::BF16; 2], Activation::None),
         (Atom { bits: 3, group: 32, ..atom }, [Float::F16; 2], Activation::None),
     ];

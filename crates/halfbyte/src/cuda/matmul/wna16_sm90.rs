@@ -58,6 +58,11 @@ fn instances() -> Vec<Instance> {
         (Atom { offset: true, group: 64, ..atom }, Float::F16, Activation::Silu),
         (Atom { offset: true, group: 32, ..of_halves }, Float::F32, Activation::None),
         (Atom { bits: 6, group: 16, ..of_halves }, Float::BF16, Activation::None),
+        (Atom { bits: 5, offset: true, group: 32, ..of_halves }, Float::F32, Activation::None),
+        (Atom { bits: 3, group: 16, ..of_halves }, Float::F32, Activation::None),
+        (Atom { bits: 5, group: 32, ..atom }, Float::F16, Activation::None),
+        (Atom { table: Some(Atom::A_TABLE), group: 32, scale: Float::BF16, ..atom }, Float::F32, Activation::None),
+        (Atom { table: Some(Atom::A_TABLE), group: 16, ..atom }, Float::F16, Activation::None),
         (Atom { bits: 2, group: 64, ..atom }, Float::F16, Activation::None),
         (Atom { bits: 3, zero: true, group: 32, ..atom }, Float::F32, Activation::None),
     ];

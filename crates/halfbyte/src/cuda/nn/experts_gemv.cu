@@ -59,10 +59,13 @@ template <int BLOCKS_OF_16> struct Unit {
                 __ldg(reinterpret_cast<const u32*>(own + i * (UNIT_CODES / 2) + 256) + lane);
         }
       } else {
+        constexpr int QUADS = lower_words(2);
 #pragma unroll
-        for (int i = 0; i < words_of(2); i++) {
-          const uint4 v = load_once(own + i * 512 + lane * 16);
+        for (int i = 0; i < QUADS; i++) {
+          const u8* quad = own + i * (UNIT_CODES / QUADS);
+          const uint4 v = load_once(quad + lane * 16);
           codes[r][4 * i] = v.x, codes[r][4 * i + 1] = v.y, codes[r][4 * i + 2] = v.z, codes[r][4 * i + 3] = v.w;
+          if (BITS == 5) codes[r][(8 + i) % words_of(8)] = __ldg(reinterpret_cast<const u32*>(quad + 512) + lane);
         }
       }
 #pragma unroll

@@ -3,7 +3,7 @@
 use super::{Gate, launch, narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Launch, Stream, View, ViewMut};
-use crate::cuda::matmul::{Packed, grouped};
+use crate::cuda::matmul::{Packed, grouped, with_table};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
@@ -102,6 +102,7 @@ fn instance(atom: Atom, dtype: Float, gate: Gate, blocks: usize) -> Instance {
         ("OF_DOWN", blocks),
     ];
     let all = numbers.into_iter().fold(Instance::new(&SOURCE, OP), |all, (name, value)| all.defining(name, value));
+    let all = with_table(all, atom);
     grouped::with_output_function(all, Activation::None, Some(gate))
 }
 
@@ -119,6 +120,8 @@ pub(super) fn samples() -> Vec<Instance> {
         of(8, 32, true, Float::F16, 1),
         of(2, 64, false, Float::F16, 2),
         of(3, 128, true, Float::BF16, 2),
+        of(5, 32, false, Float::F16, 1),
+        instance(Atom { table: Some(Atom::A_TABLE), group: 32, ..Atom::W4_G128 }, Float::F16, Gate::SWIGLU, 1),
     ]
 }
 

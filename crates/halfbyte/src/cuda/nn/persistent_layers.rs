@@ -235,7 +235,7 @@ impl PersistentLayers {
             let products = [qkv, output, up, down];
             scales.extend(products.map(|product| product.rows));
             let forms = products.iter().chain([&values]).enumerate();
-            let forms = forms.fold(0, |forms, (at, product)| forms | form(product.atom) << (4 * at));
+            let forms = forms.fold(0, |forms, (at, product)| forms | form(product.atom).unwrap_or(0) << (4 * at));
             let [qkv, output, up, down] = products.map(|OfProduct { w, bias, .. }| Product { w, bias });
             let norms = layer.head_norms;
             table.push(Layer {

@@ -65,12 +65,12 @@ pub(super) struct Weights {
 
 impl Weights {
     pub(super) const K_TYPES: Atom =
-        Atom { bits: 4, group: 32, zero: false, offset: true, scale: Float::F32, factors: false, multiples: true };
+        Atom { group: 32, offset: true, scale: Float::F32, multiples: true, ..Atom::W4_G128 };
 
     pub(super) fn of(atom: Atom, quantized: bool) -> Self {
-        match atom.multiples {
-            true => Self { atom: Self::K_TYPES, quantized, forms: 1 << form(atom), values_apart: false },
-            false => Self { atom, quantized, forms: 0, values_apart: false },
+        match form(atom) {
+            Some(form) => Self { atom: Self::K_TYPES, quantized, forms: 1 << form, values_apart: false },
+            None => Self { atom, quantized, forms: 0, values_apart: false },
         }
     }
 
@@ -80,9 +80,18 @@ impl Weights {
     }
 }
 
-/// The form of an atom among those whose scales are multiples of halves, as the source counts them.
-pub(super) fn form(atom: Atom) -> u32 {
-    if atom.multiples { u32::from(atom.offset) | u32::from(atom.bits == 6) << 1 } else { 0 }
+/// The forms of atoms whose scales are multiples of halves, as the source counts them, each after the bits of its codes: those of Q3_K, Q4_K, Q6_K
+/// and Q5_K.
+const FORMS: [u32; 4] = [3, 4, 6, 5];
+
+/// That of an atom, if it is one of these.
+pub(super) fn form(atom: Atom) -> Option<u32> {
+    FORMS.iter().position(|&bits| atom.multiples && bits == atom.bits).map(|form| form as u32)
+}
+
+/// Bits of the codes of the longest of some forms, a bit for each.
+pub(super) fn most_bits(forms: u32) -> u32 {
+    FORMS.iter().enumerate().filter(|(form, _)| forms >> form & 1 == 1).map(|(_, &bits)| bits).max().unwrap_or(0)
 }
 
 /// The form of atoms, of weights that have such.

@@ -4,9 +4,9 @@ use super::Gate;
 use super::floats::float_type;
 use super::persistent_decode::SOURCE;
 use super::persistent_layers::{Layer, StepLayer, StepMlp};
-use super::persistent_model::{Mixture, Steps, Weights, atom_of};
+use super::persistent_model::{Mixture, Steps, Weights, atom_of, most_bits};
 use crate::cuda::Caps;
-use crate::cuda::matmul::grouped;
+use crate::cuda::matmul::{grouped, with_table};
 use crate::cuda::sources::Instance;
 use crate::format::Act;
 use crate::kernel::{Activation, Heads, Reason};
@@ -287,7 +287,7 @@ impl Plan {
     /// Bytes of 16 rows and 128 columns of weights, of the longest form.
     fn unit_bytes(&self) -> usize {
         let Weights { atom, forms, .. } = self.weights;
-        if forms < 4 { atom } else { Atom { bits: 6, ..atom } }.unit_bytes()
+        if forms == 0 { atom } else { Atom { bits: most_bits(forms), ..atom } }.unit_bytes()
     }
 
     /// Outputs and reduction of each product.
@@ -385,6 +385,7 @@ impl Plan {
         ];
         let instance =
             Instance::new(&SOURCE, "persistent_decode").with(numbers.map(|(name, value)| format!("HB_{name}={value}")));
+        let instance = with_table(instance, atom);
         match gate.gated {
             true => grouped::with_output_function(instance, Activation::None, Some(gate)),
             false => grouped::with_output_function(instance, gate.activation, None).defining("GATED", 0),
@@ -437,6 +438,8 @@ pub(super) fn samples() -> Vec<Instance> {
         (narrow, k_types(0b0011, false), Float::F16),
         (wide, of(atom(2, 64, false, Float::F16), false), Float::F16),
         (narrow, of(atom(3, 32, true, Float::BF16), false), Float::BF16),
+        (wide, of(Atom { table: Some(Atom::A_TABLE), ..atom(4, 32, false, Float::F16) }, false), Float::F16),
+        (wide, of(atom(5, 32, false, Float::F16), false), Float::F16),
     ];
     let llama = Steps { layer_norm: false, alibi: false, gate: Gate::SWIGLU, beside: true };
     let with = |(sizes, weights, dtype): (Sizes, Weights, Float), steps, mixture| {

@@ -23,8 +23,10 @@ const FIELDS: [(usize, usize, u32); 8] =
 /// The form of an atom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Atom {
-    /// Bits of a code's place: 2, 3, 4 or 8; where scales are multiples 4 or 6.
+    /// Bits of a code's place: 2, 3, 4, 5 or 8; where scales are multiples 2 to 6.
     pub bits: u32,
+    /// The codes of 8 bits that places of 4 stand for, as many files have them.
+    pub table: Option<[u8; 16]>,
     /// Columns that share a scale: 16, 32, 64 or 128; 0: all of a row.
     pub group: usize,
     /// With zero points.
@@ -39,13 +41,23 @@ pub struct Atom {
     pub multiples: bool,
 }
 
-/// Bytes of the factors and halves of a row of an atom.
-const MULTIPLES_BYTES: usize = 10;
+/// What has scales (and offsets) that are multiples of halves, GGUF's K types: bits of a code, columns of a group, whether there are offsets.
+/// Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
+const OF_MULTIPLES: [(u32, usize, bool); 5] =
+    [(2, 16, true), (3, 16, false), (4, 32, true), (5, 32, true), (6, 16, false)];
 
 impl Atom {
     /// That of `w4a16-g128`: codes of 4 bits, groups of 128, half scales.
-    pub const W4_G128: Self =
-        Self { bits: 4, group: 128, zero: false, offset: false, scale: Float::F16, factors: false, multiples: false };
+    pub const W4_G128: Self = Self {
+        bits: 4,
+        table: None,
+        group: 128,
+        zero: false,
+        offset: false,
+        scale: Float::F16,
+        factors: false,
+        multiples: false,
+    };
 
     /// The form for what becomes of activations: with exact ones scales of two levels are f32 ones; integer products have 32 columns.
     /// Error: there is none, and why.
@@ -90,47 +102,72 @@ impl Atom {
             _ => 0,
         };
         let (zero, offset) = (format.zero == Zero::Integer, format.zero == Zero::Float);
-        Ok(Self { bits, group, zero, offset, scale: format.scale, factors: false, multiples: false })
+        Ok(Self { bits, group, zero, offset, scale: format.scale, ..Self::W4_G128 })
     }
 
-    /// The form with scales and offsets as multiples of halves, and codes in as few bits as they have, if there is one for all of some
-    /// tensors one below the other, of which this is the form without.
-    fn of_multiples(self, parts: &[&StoredTensor<'_>]) -> Option<Self> {
-        let format = parts.first()?.format();
-        let of_scales = |part: &&StoredTensor<'_>| {
-            let whole = |multiples: &Multiples<'_>| (multiples.block() * self.group).is_multiple_of(STEP);
-            // A factor is found by its group, and groups lie in order.
-            let ordered = part.group_index().is_none() && format.group == Group::Size(self.group);
-            let small = |multiples: &Multiples<'_>| multiples.sign_of_small().is_some();
-            let scales = part.scale_multiples().filter(|&multiples| whole(multiples));
-            let offsets = part.offset_multiples().filter(|&multiples| whole(multiples));
-            match (self.group, self.offset) {
-                (32, true) => ordered && scales.is_some_and(small) && offsets.is_some_and(small),
-                (16, false) => ordered && scales.is_some(),
-                _ => false,
-            }
-        };
-        if self.zero || self.factors || !parts.iter().all(of_scales) {
-            return None;
-        }
-        let atom = Self { bits: if self.bits <= 4 { 4 } else { 6 }, multiples: true, ..self };
-        let base = atom.base(format);
-        let holds = |part: &&StoredTensor<'_>| {
-            let (least, most) = part.codes().range(format.bits);
-            i32::from(least) >= base && i32::from(most) < base + (1 << atom.bits)
-        };
-        parts.iter().all(holds).then_some(atom)
+    /// The form for tensors one below the other, of which this is the one that their format has, by what else is known of them: that
+    /// scales and offsets are multiples of halves, that codes are those of a table, or that they have fewer bits.
+    fn narrowed(self, parts: &[&StoredTensor<'_>]) -> Self {
+        let is_of = |form: &Self| parts.iter().all(|part| form.holds(part));
+        self.narrower(parts).into_iter().find(is_of).unwrap_or(self)
     }
 
-    /// The forms that tensors of this one may have where more is known of them than their format.
-    pub fn forms_of_multiples(self) -> Vec<Self> {
-        let has_form = self.scale == Float::F32
-            && !self.zero
-            && !self.factors
-            && matches!((self.group, self.offset), (32, true) | (16, false));
-        let bits = if self.bits <= 4 { 4 } else { 6 };
-        if has_form { vec![Self { bits, multiples: true, ..self }] } else { Vec::new() }
+    /// Forms that take less than this one, of which tensors may have one.
+    fn narrower(self, parts: &[&StoredTensor<'_>]) -> Vec<Self> {
+        let table = parts.first().and_then(|part| part.codes().table());
+        let (table, five) = (table.map(|table| Self { bits: 4, table: Some(table), ..self }), Self { bits: 5, ..self });
+        let of_bytes = self.bits == 8 && !self.zero && !self.factors;
+        let of_bytes = of_bytes.then(|| table.filter(|_| !self.offset).into_iter().chain([five]));
+        self.forms_of_multiples().into_iter().chain(of_bytes.into_iter().flatten()).collect()
     }
+
+    /// Whether a tensor of a format that this is a form for has the numbers that it has room for.
+    fn holds(&self, part: &StoredTensor<'_>) -> bool {
+        let format = part.format();
+        let (base, (least, most)) = (self.base(format), part.codes().range(format.bits));
+        let codes = match self.table {
+            Some(_) => part.codes().table() == self.table,
+            None => i32::from(least) >= base && i32::from(most) < base + (1 << self.bits),
+        };
+        let whole = |multiples: &&Multiples<'_>| (multiples.block() * self.group).is_multiple_of(STEP);
+        let most_factor = if self.group == 16 { 15 } else { 63 };
+        let small = |of: &Multiples<'_>| of.without_sign().is_some_and(|(_, most)| most <= most_factor);
+        let scales = part.scale_multiples().filter(whole);
+        let offsets = part.offset_multiples().filter(whole);
+        let numbers = match (self.multiples, self.offset) {
+            (false, _) => true,
+            (true, false) => scales.is_some(),
+            (true, true) => scales.is_some_and(small) && offsets.is_some_and(small),
+        };
+        // A factor is found by its group, and groups lie in order.
+        let ordered = part.group_index().is_none() && format.group == Group::Size(self.group);
+        codes && numbers && (ordered || !self.multiples)
+    }
+
+    /// The forms with multiples of halves that tensors of this one may have.
+    fn forms_of_multiples(self) -> Vec<Self> {
+        let may = self.scale == Float::F32 && !self.zero && !self.factors;
+        let of = |&(bits, group, offset): &(u32, usize, bool)| {
+            let same =
+                group == self.group && offset == self.offset && (bits == self.bits || bits > 4 && self.bits == 8);
+            same.then_some(Self { bits, multiples: true, ..self })
+        };
+        OF_MULTIPLES.iter().filter_map(of).filter(|_| may).collect()
+    }
+
+    /// The forms that tensors of this one may have where more is known of them than their format, as files have them: GGUF's K types, its
+    /// Q5_0 and Q5_1, and one of a table.
+    pub fn forms_of_files(self) -> Vec<Self> {
+        let bytes = self.bits == 8 && !self.zero && !self.factors;
+        let five = bytes && self.group == 32 && self.scale != Float::F32;
+        let tabled = bytes && !self.offset && matches!(self.group, 16 | 32);
+        let five = five.then_some(Self { bits: 5, ..self });
+        let tabled = tabled.then_some(Self { bits: 4, table: Some(Self::A_TABLE), ..self });
+        self.forms_of_multiples().into_iter().chain(five).chain(tabled).collect()
+    }
+
+    /// A table, twice an E2M1 and 128: what kernels take does not depend on what is in it.
+    pub const A_TABLE: [u8; 16] = [128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116];
 
     /// Whether kernels for x of a type multiply codes by the factors of their scales before, as whole numbers, which f16 holds.
     pub fn takes_factors_in(self, x: Float) -> bool {
@@ -150,10 +187,7 @@ impl Atom {
         }
         match format.group {
             Group::Size(size) => match [128, 64, 32].into_iter().find(|&g| size.is_multiple_of(g)) {
-                Some(group) => {
-                    let (zero, offset, multiples) = (false, false, false);
-                    Ok(Self { bits: format.bits, group, zero, offset, scale, factors: true, multiples })
-                }
+                Some(group) => Ok(Self { bits: format.bits, group, scale, factors: true, ..Self::W4_G128 }),
                 None => Err(Error::invalid(OP, "groups of a multiple of 32", size.to_string())),
             },
             other => Err(Error::invalid(OP, "groups along k, for two levels of scales", other.to_string())),
@@ -184,15 +218,14 @@ impl Atom {
             _ => 0,
         };
         let zero = format.zero == Zero::Integer;
-        let (offset, factors, multiples) = (false, false, false);
-        Ok(Self { bits: format.bits, group, zero, offset, scale: format.scale, factors, multiples })
+        Ok(Self { bits: format.bits, group, zero, scale: format.scale, ..Self::W4_G128 })
     }
 
     /// The form for tensors one below the other: their numbers matter too. Error: as [`Atom::holding`], or no tensor.
     pub fn holding_all(parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
         let none = Err(Error::invalid(OP, "at least one tensor", "none"));
         let atom = parts.iter().map(|part| Self::holding(part, act)).reduce(Result::and).unwrap_or(none)?;
-        Ok(atom.of_multiples(parts).unwrap_or(atom))
+        Ok(atom.narrowed(parts))
     }
 
     /// The form for a tensor of which nothing but its numbers is known.
@@ -278,7 +311,12 @@ impl Atom {
 
     /// Bytes of the factors and halves of an atom.
     pub fn multiples_bytes(self) -> usize {
-        STRIP * MULTIPLES_BYTES
+        STRIP * if self.has_nibbles() { 12 } else { 10 }
+    }
+
+    /// Whether factors have 4 bits, and lie beside those of offsets, a byte a group.
+    pub(super) fn has_nibbles(self) -> bool {
+        self.multiples && self.offset && self.group == 16
     }
 
     /// Bytes of 64 scales and zero points or offsets, which is also what a strip has in the table of rows.
@@ -312,17 +350,43 @@ impl Atom {
 
     /// What is taken off a code in its place, so that zero of a symmetric format is in the middle of the place.
     pub fn base(self, format: WeightFormat) -> i32 {
-        if format.zero == Zero::Symmetric { format.middle() as i32 - (1 << (self.bits - 1)) } else { 0 }
+        let in_middle = format.zero == Zero::Symmetric && self.table.is_none();
+        if in_middle { format.middle() as i32 - (1 << (self.bits - 1)) } else { 0 }
     }
 
-    /// Bits of a code in the words that are multiplied: codes of 2 and 3 bits become those of 4, those of 6 bits bytes.
+    /// What lies in a code's place.
+    pub(crate) fn number_of(self, code: u8, base: i32) -> u32 {
+        match self.table {
+            Some(table) => table.iter().position(|&of| of == code).unwrap_or(0) as u32,
+            None => (i32::from(code) - base) as u32 & self.mask(),
+        }
+    }
+
+    /// The code that it stands for.
+    pub(super) fn code_of(self, number: u32, base: i32) -> u8 {
+        self.table.map_or((number as i32 + base) as u8, |table| table[number as usize & 15])
+    }
+
+    /// How far a code may lie from its zero, where that is known of all codes.
+    pub(crate) fn most_from_zero(self) -> Option<u32> {
+        let of_table =
+            self.table.map(|table| table.iter().map(|&code| u32::from(code.abs_diff(128))).max().unwrap_or(0));
+        of_table.or((self.multiples || self.bits == 5).then_some(1 << self.bits))
+    }
+
+    /// Bits of a code in the words that are multiplied: codes of 2 and 3 bits become those of 4, those of 5 and 6 bits and of tables bytes.
     pub fn field_bits(self) -> u32 {
+        if self.table.is_some() { 8 } else { self.bits_of_word() }
+    }
+
+    /// Bits of a code in the words that places are drawn for.
+    fn bits_of_word(self) -> u32 {
         if self.bits <= 4 { 4 } else { 8 }
     }
 
     /// Codes of such a word.
     pub(super) fn fields(self) -> usize {
-        32 / self.field_bits() as usize
+        32 / self.bits_of_word() as usize
     }
 
     /// The bits of a code.
@@ -334,7 +398,7 @@ impl Atom {
     pub(super) fn place(self, at: usize, f: usize) -> (usize, usize) {
         let (j, lane) = (at % 4, at / 4 % 32);
         let (row, column) = (lane / 4, 2 * (lane % 4));
-        if self.field_bits() == 4 {
+        if self.bits_of_word() == 4 {
             let (down, right, _) = FIELDS[f];
             (16 * (at / 256) + row + down, 64 * (at / 128 % 2) + 16 * j + column + right)
         } else {
@@ -345,6 +409,6 @@ impl Atom {
 
     /// Lowest bit of field `f`.
     pub(super) fn shift(self, f: usize) -> u32 {
-        if self.field_bits() == 4 { FIELDS[f].2 } else { 8 * f as u32 }
+        if self.bits_of_word() == 4 { FIELDS[f].2 } else { 8 * f as u32 }
     }
 }

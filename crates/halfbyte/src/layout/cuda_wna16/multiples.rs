@@ -5,6 +5,8 @@
 //! with offsets, groups of 32:   word g: bits 0 … 5 and 16 … 21 the factors of the scales of R and R + 8, above them 6 bits each of the
 //!                               offsets and 4 of the halves of the scales, which are four bytes: of byte i the lower bits in word
 //!                               i / 2, the upper ones in word 2 + i / 2, for even i above R's;   last word: the halves of the offsets
+//! with offsets, groups of 16:   word g / 2, byte 2 (g % 2) = factors of group g: of the scale, above it of the offset, 4 bits each, of R;
+//!                               the next byte of R + 8;   two last words: the halves of the scales, those of the offsets
 //! without, groups of 16:        word g / 2, byte 2 (g % 2) = factor of group g plus 128, of R; the next byte of R + 8
 //!                               last word = the halves of the scales
 //! ```
@@ -13,10 +15,11 @@ use super::{Atom, STEP, STRIP, row_at};
 use crate::layout::multiples::Multiples;
 use half::f16;
 
-/// Where the words of a pair of a strip's rows begin, and its last word.
+/// Where the words of a pair of a strip's rows begin, and its last word or words.
 fn words_of(atom: Atom, pair: usize) -> [usize; 2] {
     let (unit, i) = (pair / 8, pair % 8);
-    [16 * i, 128 + 4 * i].map(|at| atom.codes_bytes() + unit * atom.unit_params_bytes() + at)
+    [16 * i, 128 + if atom.has_nibbles() { 8 } else { 4 } * i]
+        .map(|at| atom.codes_bytes() + unit * atom.unit_params_bytes() + at)
 }
 
 /// A tensor's scales, and offsets where it has such.
@@ -34,7 +37,7 @@ impl Row {
         if row >= n || first >= groups {
             return Self::default();
         }
-        let sign = if small { of.sign_of_small().unwrap_or(1) } else { 1 };
+        let sign = if small { of.without_sign().map_or(1, |(sign, _)| sign) } else { 1 };
         let half = of.halves()[(row * groups + first) / of.block()];
         let mut factors = [0; 8];
         let there = &of.factors()[row * groups + first..(row + 1) * groups];
@@ -56,6 +59,17 @@ pub(super) fn pack(atom: Atom, of: OfTensor<'_>, shape: [usize; 2], [strip, step
         let halves = |[a, b]: [Row; 2]| u32::from(a.half.to_bits()) | u32::from(b.half.to_bits()) << 16;
         let of_scales = halves([scales, scales8]);
         match of.1 {
+            Some(offsets) if atom.has_nibbles() => {
+                let [offsets, offsets8] = pair_of(offsets, pair);
+                for i in 0..4 {
+                    let byte = |scale: Row, offset: Row, g: usize| (scale.factors[g] | offset.factors[g] << 4) as u8;
+                    let of_group = |g: usize| [byte(scales, offsets, g), byte(scales8, offsets8, g)];
+                    let [[a, b], [c, d]] = [2 * i, 2 * i + 1].map(of_group);
+                    put(first + 4 * i, u32::from_le_bytes([a, b, c, d]));
+                }
+                put(last, of_scales);
+                put(last + 4, halves([offsets, offsets8]));
+            }
             Some(offsets) => {
                 let [offsets, offsets8] = pair_of(offsets, pair);
                 for g in 0..4 {
@@ -83,8 +97,12 @@ pub(super) fn unpack(atom: Atom, bytes: &[u8], at: usize, g: usize) -> [f32; 2] 
     let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
     let (pair, second) = (at / 2, at % 2);
     let half = |word: u32| f16::from_bits((word >> (16 * second)) as u16).to_f32();
-    let [first, last] = words_of(atom, pair);
-    let last = word(last);
+    let [first, at_last] = words_of(atom, pair);
+    let last = word(at_last);
+    if atom.has_nibbles() {
+        let factors = bytes[first + 2 * g + second];
+        return [half(last) * f32::from(factors & 15), half(word(at_last + 4)) * f32::from(factors >> 4)];
+    }
     if !atom.offset {
         let factor = i32::from(bytes[first + 2 * g + second]) - 128;
         return [half(last) * factor as f32, 0.0];

@@ -1,13 +1,14 @@
-//! Codes in planes: those of 2 and 3 bits from and to the words that codes of 4 bits would have, those of 6 bits the words of 8.
+//! Codes in planes: those of 2 and 3 bits from and to the words that codes of 4 bits would have, those of 5 and 6 bits the words of 8.
 //!
 //! ```text
 //! 2 and 3 bits: unit [half 0..2] { low [lane 0..32][j 0..2], of 3 bits high [lane 0..32] }
 //! low:   the lower 2 bits of the words of the k16 steps 4 · half + 2j and the next one, in bits 0, 1 and 2, 3 of each nibble
 //! high:  the upper bits of steps 4 · half .. 4 · half + 3, in bits 0 .. 3 of each nibble
 //!
-//! 6 bits: unit [half 0..2] { low [lane 0..32][j 0..4], high [lane 0..32][i 0..2] }       k16 step s = 4 · half + j
+//! 5 and 6 bits: unit [half 0..2] { low [lane 0..32][j 0..4], high [lane 0..32], of 6 bits [i 0..2] }     k16 step s = 4 · half + j
 //! low:   the lower 4 bits of the two words of step s: of the even word in the lower nibbles, of the odd one in the upper
-//! high:  the upper 2 bits of steps 4 · half + 2i and the next one: bits 2t, 2t + 1 of each byte; t = 0, 1: the words of the first
+//! high:  of 6 bits the upper 2 bits of steps 4 · half + 2i and the next one: bits 2t, 2t + 1 of each byte; t = 0, 1: the words of the first
+//!        of 5 bits the upper bit of steps 4 · half .. 4 · half + 3: bit t of each byte; t = 2j, 2j + 1: the words of step j
 //! ```
 
 /// Where the words of 8-bit codes of a step lie: the even one; the odd one is the next.
@@ -16,10 +17,12 @@ fn even(warp: usize, step: usize, lane: usize) -> usize {
 }
 
 /// Places of the low and the high word of a warp, step and lane, in words; and how far the bits of the step's even word lie in it.
-fn place(warp: usize, step: usize, lane: usize) -> ([usize; 2], u32) {
+fn place(warp: usize, step: usize, lane: usize, bits: u32) -> ([usize; 2], u32) {
     let (half, j) = (step / 4, step % 4);
-    let first = (2 * warp + half) * 192;
-    ([first + 4 * lane + j, first + 128 + 2 * lane + j / 2], 4 * (j as u32 % 2))
+    let upper = bits as usize - 4; // words of a lane, and bits of each code
+    let first = (2 * warp + half) * 32 * bits as usize;
+    let per_word = 4 / upper; // steps
+    ([first + 4 * lane + j, first + 128 + upper * lane + j / per_word], (2 * upper * (j % per_word)) as u32)
 }
 
 fn steps() -> impl Iterator<Item = [usize; 3]> {
@@ -27,29 +30,33 @@ fn steps() -> impl Iterator<Item = [usize; 3]> {
 }
 
 const LOW: u32 = 0x0f0f_0f0f;
-const HIGH: u32 = 0x0303_0303;
 
-/// Words of codes of 8 bits below 64 to those of two planes.
-pub(super) fn fold(words: &[u32; 2048]) -> [u32; 1536] {
-    let mut out = [0; 1536];
+/// Of each byte the bits above the lowest four.
+fn high(bits: u32) -> u32 {
+    0x0101_0101 * ((1 << (bits - 4)) - 1)
+}
+
+/// Words of codes of 8 bits below 32 or 64 to those of two planes, of 5 or 6 `bits`.
+pub(super) fn fold(words: &[u32; 2048], bits: u32) -> Vec<u32> {
+    let mut out = vec![0; 256 * bits as usize];
     for [warp, step, lane] in steps() {
-        let ([low, high], shift) = place(warp, step, lane);
+        let ([low, at], shift) = place(warp, step, lane, bits);
         let [even, odd] = [0, 1].map(|i| words[even(warp, step, lane) + i]);
         out[low] = even & LOW | (odd & LOW) << 4;
-        out[high] |= (even >> 4 & HIGH) << shift | (odd >> 4 & HIGH) << (shift + 2);
+        out[at] |= (even >> 4 & high(bits)) << shift | (odd >> 4 & high(bits)) << (shift + bits - 4);
     }
     out
 }
 
 /// And back.
-pub(super) fn unfold(words: &[u32]) -> [u32; 2048] {
+pub(super) fn unfold(words: &[u32], bits: u32) -> [u32; 2048] {
     let mut out = [0; 2048];
     for [warp, step, lane] in steps() {
-        let ([low, high], shift) = place(warp, step, lane);
-        let upper = words[high] >> shift;
-        let at = even(warp, step, lane);
-        out[at] = words[low] & LOW | (upper & HIGH) << 4;
-        out[at + 1] = words[low] >> 4 & LOW | (upper >> 2 & HIGH) << 4;
+        let ([low, at], shift) = place(warp, step, lane, bits);
+        let upper = [0, bits - 4].map(|odd| (words[at] >> (shift + odd) & high(bits)) << 4);
+        let to = even(warp, step, lane);
+        out[to] = words[low] & LOW | upper[0];
+        out[to + 1] = words[low] >> 4 & LOW | upper[1];
     }
     out
 }

@@ -1,33 +1,36 @@
-//! GGUF's K types at their own size: packed as on the CPU, made floats, multiplied by every kernel that reads the layout.
+//! Types of files at their own size: packed as on the CPU, made floats, multiplied by every kernel that reads the layout.
 
 use super::gpus;
 use super::matmul::{MOST, ROWS};
 use super::products::{Bench, TYPES, check, reference_of};
 use crate::data::{Random, rounded};
-use crate::layout::k_types::{K_TYPES, k_type};
+use crate::layout::k_types::types_of_files;
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::driver::FloatViewMut;
 use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel, Packer, dequantize};
 use halfbyte::cuda::nn::{self, Table};
+use halfbyte::cuda::sources::Instance;
 use halfbyte::format::reference::{self, Bound};
 use halfbyte::kernel::Problem;
 use halfbyte::layout::cuda_wna16::CudaWna16;
 use halfbyte::{Act, Float, Format};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 fn of_layout() -> &'static Kernel {
     KERNELS.iter().find(|kernel| kernel.layout == "cuda_wna16" && kernel.packs).unwrap()
 }
 
 #[test]
-fn k_types_pack_to_the_bits_of_the_cpu() {
+fn types_of_files_pack_to_the_bits_of_the_cpu() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(61);
-        for (i, (name, bits)) in K_TYPES.into_iter().enumerate() {
-            for (s, heights) in [&[64][..], &[1], &[300], &[40, 300, 7], &[256, 520]].into_iter().enumerate() {
+        for (name, bits, draw) in types_of_files() {
+            for heights in [&[64][..], &[1], &[300], &[40, 300, 7], &[256, 520]] {
                 for k in [256, 768, 2304] {
-                    let (parts, whole) = k_type(&mut random, name, heights, k, (i + s) % 2 == 0);
+                    let (parts, whole) = draw(&mut random, heights, k);
                     let want = CudaWna16::pack_stored(&whole, Act::A16).unwrap();
                     let parts: Vec<_> = parts.iter().collect();
                     for slab_bytes in [64 << 20, 1] {
@@ -47,13 +50,13 @@ fn k_types_pack_to_the_bits_of_the_cpu() {
 }
 
 #[test]
-fn k_types_as_floats_are_those_of_the_reference() {
+fn types_of_files_as_floats_are_those_of_the_reference() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(62);
-        for (name, _) in K_TYPES {
+        for (name, _, draw) in types_of_files() {
             for [n, k] in [[64, 256], [130, 768], [5, 2304]] {
-                let (_, w) = k_type(&mut random, name, &[n], k, true);
+                let (_, w) = draw(&mut random, &[n], k);
                 let expected = reference::dequantize(&w.to_qtensor().unwrap());
                 let mut packed = Packer::new(&gpu, &stream).pack_for(of_layout(), &[&w], Act::A16).unwrap();
                 let mut all = gpu.context().allocate::<f32>(n * k).unwrap();
@@ -83,15 +86,16 @@ fn k_types_as_floats_are_those_of_the_reference() {
 }
 
 #[test]
-fn products_of_k_types_are_within_the_bound() {
+fn products_of_types_of_files_are_within_the_bound() {
     for gpu in gpus() {
-        let stream = gpu.stream().unwrap();
         let kernels =
             || KERNELS.iter().filter(|kernel| kernel.layout == "cuda_wna16" && (kernel.serves)(gpu.caps().arch));
-        let (mut random, mut served) = (Random(63), BTreeMap::new());
-        for (i, (name, _)) in K_TYPES.into_iter().enumerate() {
+        let served = Mutex::new(BTreeMap::new());
+        // Most of the time takes compiling, which threads do side by side.
+        types_of_files().into_par_iter().enumerate().for_each(|(i, (name, _, draw))| {
+            let (stream, mut random) = (gpu.stream().unwrap(), Random(63 + i as u64));
             for (s, [n, k]) in [[600, 1024], [65, 256], [320, 2560], [2176, 1536]].into_iter().enumerate() {
-                let (_, w) = k_type(&mut random, name, &[n], k, s % 2 == 0);
+                let (_, w) = draw(&mut random, &[n], k);
                 let q = w.to_qtensor().unwrap();
                 for act in [Act::A16, [Act::A8, Act::A8Asym][(i + s) % 2]] {
                     let (x_type, out) = (TYPES[(i / 2 + s) % 2], TYPES[(i + s / 2) % 3]);
@@ -111,25 +115,26 @@ fn products_of_k_types_are_within_the_bound() {
                                 true => Bound::new(out, k),
                                 false => kernel.bound(&caps, &problem),
                             };
-                            let what = format!("{} by {configuration}: {problem} {batch_invariant}", kernel.name);
+                            let what =
+                                format!("{name}, {} by {configuration}: {problem} {batch_invariant}", kernel.name);
                             check(&y, &reference, bound, &what);
-                            *served.entry(kernel.name).or_insert(0) += 1;
+                            *served.lock().unwrap().entry(kernel.name).or_insert(0) += 1;
                         }
                     }
                 }
             }
-        }
-        let of_tensor_cores = kernels().filter(|kernel| kernel.packs);
+        });
+        let (of_tensor_cores, served) = (kernels().filter(|kernel| kernel.packs), served.into_inner().unwrap());
         of_tensor_cores.for_each(|kernel| assert!(served[kernel.name] > 100, "{}: {served:?}", kernel.name));
     }
 }
 
 /// Without a device: quantised and exact activations both have kernels, and none of more than one row is scalar.
 #[test]
-fn every_kernel_reads_k_types() {
+fn every_kernel_reads_types_of_files() {
     let mut random = Random(64);
-    for (name, _) in K_TYPES {
-        let (_, w) = k_type(&mut random, name, &[64], 256, true);
+    for (name, _, draw) in types_of_files() {
+        let (_, w) = draw(&mut random, &[64], 256);
         let atom = CudaWna16::pack_stored(&w, Act::A16).unwrap().atom();
         for arch in ["sm_80", "sm_90a"] {
             let caps = Caps { atom: Some(atom), ..super::products::caps(arch) };
@@ -145,7 +150,10 @@ fn every_kernel_reads_k_types() {
                 let kernel = matmul::select(&caps, &Problem { m, ..problem }, Some("cuda_wna16")).unwrap();
                 assert_ne!(kernel.name, "simt", "{name} {m}");
                 let instances = kernel.instances_of(&caps, &Problem { m, ..problem });
-                let own = instances.iter().any(|instance| instance.to_string().contains("MULTIPLES"));
+                let own = |instance: &Instance| {
+                    ["MULTIPLES", "BITS=5", "TABLE_0"].iter().any(|of| instance.to_string().contains(of))
+                };
+                let own = instances.iter().any(own);
                 assert!(own || kernel.name == "dequantize_cublaslt", "{name} {m}: {instances:?}");
             }
         }

@@ -76,7 +76,11 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
         x,
         y,
         kernel,
-        k_types: args.k_types,
+        drawn: match (args.k_types, args.table) {
+            (true, _) => Drawn::KTypes,
+            (_, true) => Drawn::OfTable,
+            _ => Drawn::Numbers,
+        },
         check: args.check,
         progress: &progress,
     };
@@ -149,6 +153,28 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     verdict(passed)
 }
 
+/// What weights are drawn as.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drawn {
+    /// Numbers of the format.
+    Numbers,
+    /// Those of GGUF's K types.
+    KTypes,
+    /// Codes of a table.
+    OfTable,
+}
+
+impl Drawn {
+    fn weights(self, format: Format, shape: [usize; 2]) -> halfbyte::Result<StoredTensor<'static>> {
+        let random = match self {
+            Self::Numbers => StoredTensor::random,
+            Self::KTypes => StoredTensor::random_k_type,
+            Self::OfTable => StoredTensor::random_of_table,
+        };
+        random(format.weight, shape, 1)
+    }
+}
+
 pub(super) struct Bench<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) stream: &'a Stream,
@@ -160,8 +186,7 @@ pub(super) struct Bench<'a> {
     pub(super) y: Float,
     /// The one that multiplies, if not the first that serves a product.
     pub(super) kernel: Option<&'static Kernel>,
-    /// Scales as GGUF's K types have them.
-    k_types: bool,
+    drawn: Drawn,
     check: bool,
     pub(super) progress: &'a Progress,
 }
@@ -330,8 +355,8 @@ impl Bench<'_> {
     /// Random weights on the CPU, and enough copies of them on the device.
     fn weights(&self, [n, k]: [usize; 2], format: Format) -> Result<(QTensor, Vec<Packed>)> {
         self.progress.step(format!("{format} n={n} k={k}: packing"));
-        if self.k_types {
-            let w = StoredTensor::random_k_type(format.weight, [n, k], 1)?;
+        if self.drawn != Drawn::Numbers {
+            let w = self.drawn.weights(format, [n, k])?;
             return Ok((w.to_qtensor()?, self.duplicates(self.pack(&w, format)?)?));
         }
         let w = random::qtensor(format.weight, [n, k], 1)?;
@@ -342,8 +367,7 @@ impl Bench<'_> {
     /// The same, of weights that are drawn on the device.
     fn random_weights(&self, shape: [usize; 2], format: Format) -> Result<Vec<Packed>> {
         self.progress.step(format!("{format} n={} k={}: packing", shape[0], shape[1]));
-        let random = if self.k_types { StoredTensor::random_k_type } else { StoredTensor::random };
-        self.duplicates(self.pack(&random(format.weight, shape, 1)?, format)?)
+        self.duplicates(self.pack(&self.drawn.weights(format, shape)?, format)?)
     }
 
     fn pack(&self, w: &StoredTensor<'_>, format: Format) -> Result<Packed> {

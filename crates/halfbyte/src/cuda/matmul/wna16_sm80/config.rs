@@ -112,13 +112,13 @@ impl Config {
     /// With stages of as many columns, and as many stages, as a device has room for.
     fn fitted(mut self, atom: Atom, out: Float, caps: &Caps) -> Self {
         // The loop for small groups keeps more in registers, 8 bits take twice the words, and f32 scales and offsets more.
-        let more = atom.bits > 4 || atom.is_wide();
-        let most = if atom.bits == 6 { 8 } else { 16 };
+        let more = atom.field_bits() == 8 || atom.is_wide();
+        let most = if matches!(atom.bits, 5 | 6) { 8 } else { 16 };
         if more && matches!(atom.group, 16 | 32 | 64) && self.tokens * self.strips > most {
             self.blocks = 1;
         }
         // Two strips of 64 tokens leave no registers for offsets where codes have 8 bits, or groups 64 columns.
-        if atom.offset && self.tokens == 64 && (atom.bits > 4 || atom.multiples || atom.group == 64) {
+        if atom.offset && self.tokens == 64 && (atom.field_bits() == 8 || atom.multiples || atom.group == 64) {
             self.strips = 1;
         }
         let room = room(caps, self.blocks).saturating_sub(self.staging(out) + 16);

@@ -28,7 +28,7 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
                 32
             }
         }
-        (true, false) if strips == 2 && tokens == 128 => early && atom.bits <= 4 && atom.scale == Float::F16,
+        (true, false) if strips == 2 && tokens == 128 => early && atom.field_bits() == 4 && atom.scale == Float::F16,
         (true, false) if two_sums && atom.group < 128 => sums <= most_tokens_of_groups(atom) && config.boxes == 2,
         (true, false) => sums <= if two_sums { 128 } else { 256 },
     };

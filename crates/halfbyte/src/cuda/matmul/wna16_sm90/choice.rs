@@ -106,7 +106,7 @@ const UNIT_CLOCKS: f64 = 1100.0;
 /// What few rows of a large weight take: how blocks keep up with memory decides, not what each does.
 fn streaming(atom: Atom, [m, n, k]: [usize; 3], caps: &Caps) -> Option<Config> {
     let units = n.div_ceil(4 * STRIP) as f64 * k.div_ceil(STEP) as f64 / f64::from(caps.multiprocessors.max(1));
-    if units <= STREAM || m > 16 || atom.bits > 4 || atom.is_wide() {
+    if units <= STREAM || m > 16 || atom.field_bits() == 8 || atom.is_wide() {
         return None;
     }
     let waits = caps.clocks_of_memory(UNIT_BYTES * atom.bits as usize) > UNIT_CLOCKS;
@@ -183,7 +183,7 @@ pub(super) fn grouped(atom: Atom, tokens: usize, out: Float) -> Config {
         ..=16 => Config { tokens, wgmma: false, ..PAIRED },
         17..=24 => Config { tokens, strips: 1, ..PAIRED },
         25..=32 => Config { tokens, trigger: 0, ..TWO_BY_TWO },
-        33..=64 => Config { tokens, strips: if atom.bits > 4 { 1 } else { 2 }, ..TWO_BY_TWO },
+        33..=64 => Config { tokens, strips: if atom.field_bits() == 8 { 1 } else { 2 }, ..TWO_BY_TWO },
         65..=128 => Config { tokens, strips: 1, ..TWO_BY_TWO },
         _ => Config { tokens, strips: 1, early: rounds(atom, tokens, out, &Caps::H200), boxes: 1, ..TWO_BY_TWO },
     };

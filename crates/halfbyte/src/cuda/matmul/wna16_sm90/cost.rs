@@ -23,9 +23,10 @@ const ZEROS: f64 = 13.5;
 const BESIDE: f64 = 1.18;
 /// The same with `mma.sync`: converting, products of each token, scaling a group, multiples of halves of a group.
 const SYNC: [f64; 4] = [54.0, 9.47, 4.6, 5.89];
-/// Codes of 6 bits, and those of 3 with `mma.sync`, take so many times as long to convert; those of 3 with `wgmma`, by their instructions; and
-/// bytes with `mma.sync`.
+/// Codes of 5 and 6 bits, and those of 3 with `mma.sync`, take so many times as long to convert; those of 3 with `wgmma`, and those of tables, by
+/// their instructions; and bytes with `mma.sync`.
 const PLANES: f64 = 1.87;
+const TABLES: f64 = 2.2;
 const PLANES_OF_3: f64 = 1.39;
 const SYNC_BYTES: f64 = 1.11;
 /// What a block waits for in each unit: where W and x share a ring; with `mma.sync`; in two sets of warps; tokens of a tile.
@@ -123,8 +124,9 @@ impl Work {
 fn clocks(config: Config, atom: Atom) -> [f64; 2] {
     let (tokens, strips, groups) = (config.tokens as f64, config.tile_strips() as f64, atom.groups() as f64);
     let planes = match (atom.bits, config.wgmma) {
+        _ if atom.table.is_some() => TABLES,
         (3, true) => PLANES_OF_3,
-        (3 | 6, _) => PLANES,
+        (3 | 5 | 6, _) => PLANES,
         _ => 1.0,
     };
     let zeros = if atom.zero { groups * ZEROS } else { 0.0 };

@@ -5,6 +5,7 @@ mod model;
 use super::Bench;
 use crate::cuda::gpus;
 use crate::data::{Random, parse, rounded};
+use crate::layout::k_types::Fewer;
 use halfbyte::Float;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::matmul;
@@ -108,7 +109,7 @@ fn steps_of_random_models_are_those_of_f64() {
             continue;
         }
         let mut random = Random(77);
-        for round in 0..24 {
+        for round in 0..32 {
             let head_size = [64, 128][random.below(2)];
             let kv_heads = 1 + random.below(4);
             let heads = Heads { heads: kv_heads * (1 + random.below(8)), kv_heads, head_size };
@@ -137,10 +138,15 @@ fn steps_of_random_models_are_those_of_f64() {
                 "w4a8",
                 "w8a8",
             ];
+            let (format, fewer) = match formats.get(round % (formats.len() + 2)) {
+                Some(&format) => (format, None),
+                None => ("w8a16-g32", Some([Fewer::FiveBits, Fewer::Table][round % 2])),
+            };
             let case = Case {
                 sizes,
-                format: formats[round % formats.len()],
+                format,
                 k_types: &[],
+                fewer,
                 mixture: None,
                 layer_norm: false,
                 alibi: false,
@@ -190,6 +196,7 @@ fn steps_of_models_in_k_types_are_those_of_f64() {
                 sizes,
                 format: "w4a16-g32",
                 k_types: K_TYPES[round % K_TYPES.len()],
+                fewer: None,
                 mixture: None,
                 layer_norm: false,
                 alibi: false,
@@ -248,6 +255,7 @@ fn steps_of_mixtures_of_experts_are_those_of_f64() {
                 sizes,
                 format: formats[round % formats.len()],
                 k_types: &[],
+                fewer: None,
                 mixture: Some(mixture),
                 layer_norm: false,
                 alibi: false,
@@ -293,6 +301,7 @@ fn steps_of_other_layers_are_those_of_f64() {
                 sizes,
                 format: formats[round % formats.len()],
                 k_types: &[],
+                fewer: None,
                 mixture: None,
                 layer_norm: round % 4 != 3 || hidden == 6400,
                 alibi: random.below(3) > 0,
@@ -325,6 +334,7 @@ fn long_texts_are_those_of_f64() {
                 sizes,
                 format: "w4a16-g128",
                 k_types: &[],
+                fewer: None,
                 mixture: None,
                 layer_norm: false,
                 alibi: false,

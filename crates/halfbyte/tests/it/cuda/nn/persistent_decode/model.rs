@@ -3,6 +3,7 @@
 use super::super::Bench;
 use super::super::experts::interleaved;
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use crate::layout::k_types::Fewer;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Packed, Packer};
 use halfbyte::cuda::nn::{
@@ -75,6 +76,8 @@ pub(super) struct Case {
     pub(super) format: &'static str,
     /// Instead of the format: of each weight one of these.
     pub(super) k_types: &'static [&'static str],
+    /// With codes that files hold in fewer bits than the format has.
+    pub(super) fewer: Option<Fewer>,
     pub(super) mixture: Option<Mixture>,
     pub(super) layer_norm: bool,
     pub(super) alibi: bool,
@@ -182,13 +185,18 @@ impl Layer {
                     Some(scale) => *scale = case.dtype,
                     None => weight.scale = case.dtype,
                 }
-                let w = of_order_one(&with_zeros_in_bytes(random.qtensor(weight, [n, k], false)));
+                let w = with_zeros_in_bytes(random.qtensor(weight, [n, k], false));
+                let w = of_order_one(&case.fewer.map_or(w.clone(), |fewer| fewer.of(&w)));
                 let mut packer = Packer::new(bench.gpu, &bench.stream);
+                let stored = |w: &QTensor| match case.fewer {
+                    Some(fewer) => fewer.stored(w),
+                    None => w.clone().into(),
+                };
                 let packed = if gated {
-                    let [gate, up] = [0..inner, inner..n].map(|rows| w.rows(rows).unwrap());
-                    packer.pack_gated([&(&gate).into(), &(&up).into()], format.act, case.gate).unwrap()
+                    let [gate, up] = [0..inner, inner..n].map(|rows| stored(&w.rows(rows).unwrap()));
+                    packer.pack_gated([&gate, &up], format.act, case.gate).unwrap()
                 } else {
-                    packer.pack(&[&(&w).into()], format.act, case.dtype).unwrap()
+                    packer.pack(&[&stored(&w)], format.act, case.dtype).unwrap()
                 };
                 let quantized = format.act.is_quantized().then(|| weight.activation_group().len(k));
                 (w, packed, quantized)
