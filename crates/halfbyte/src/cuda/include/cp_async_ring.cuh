@@ -66,6 +66,13 @@ DEV void copy_w(const Feed& f, u32 to, int first) {
     return;
   }
   constexpr int OF_UNIT = STAGE_CODES / 16, OF_STRIP = 4 * OF_UNIT;
+  if constexpr (THREADS % OF_STRIP != 0 && OF_STRIP % THREADS != 0) {  // of 3 and 5 bits
+    const u32 piece = first + t, strip = piece / OF_STRIP, rest = piece % OF_STRIP;
+    if (piece < W_PIECES && strip < u32(f.strips))
+      copy_16(to + strip * STRIP_BYTES + rest * 16,
+              f.source + strip * ATOM + rest / OF_UNIT * UNIT_CODES + rest % OF_UNIT * 16 + f.half * STAGE_CODES);
+    return;
+  }
   const u32 strip = first / OF_STRIP, rest = first % OF_STRIP;
   const u32 from = t / OF_STRIP * ATOM + t % OF_STRIP / OF_UNIT * UNIT_CODES + t % OF_UNIT * 16 + f.half * STAGE_CODES;
   if ((W_PIECES % THREADS == 0 || first + t < W_PIECES) && strip + t / OF_STRIP < f.strips)

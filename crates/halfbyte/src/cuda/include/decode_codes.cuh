@@ -171,7 +171,7 @@ struct Multiples {
   }
   // The halves of scales.
   __device__ __forceinline__ u32 halves() const { return W_OFFSET && !NIBBLES ? scale_halves(words) : last; }
-  // FOLDED, in groups of 32: the word of a k16 step.
+  // FOLDED: the word of a k16 step.
   __device__ __forceinline__ u32 of_step(int step) const { return words[step / 2]; }
   // Of a group; FOLDED: what all of them have in common.
   __device__ __forceinline__ RowPair scales(int group) const {
@@ -199,17 +199,34 @@ DEV u32 twice_high(u32 v) {
   asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %1;\n mov.b32 %0, {h, h};\n}" : "=r"(d) : "r"(v));
   return d;
 }
-// What codes of a group are multiplied by where they are FOLDED: pairs of the factor of row R and of what takes off the
+// What codes of a step are multiplied by where they are FOLDED: pairs of the factor of row R and of what takes off the
 // float that its codes lie in, times that; of R + 8. All are whole numbers up to 1024 * 63, which fp16 holds.
 struct Fold {
   u32 f, c, f8, c8;
-  DEV Fold of(u32 word) {
-    const u32 both = factors_of_scales(word), less = half_mul(both, 0xd400e400);  // * -1024, * -64
+  DEV Fold of(u32 word, int step) {
+    u32 both, less;
+    if constexpr (NIBBLES) {
+      both = factors_of_nibbles(word, step % 2);
+      less = half_mul(both, step % 2 ? 0xcc00dc00 : 0xd400e400);  // * -256, * -16; or as below
+    } else {
+      both = factors_of_scales(word), less = half_mul(both, 0xd400e400);  // * -1024, * -64
+    }
     return {twice_low(both), twice_low(less), twice_high(both), twice_high(less)};
   }
 };
-// One k16 step out of STEPS, codes of 4 bits as fp16: exact integers q * f.
+// One k16 step out of STEPS, codes of 4 or 2 bits as fp16: exact integers q * f.
 template <int STEPS> DEV void decode(const u32* words, int step, const Fold& fold, u32 (&a)[4]) {
+  if constexpr (BITS == 2) {  // as int2_to_half
+    const u32 w = words[step / 2], x = w >> 8;
+    const bool upper = step % 2;
+    const u32 mask = upper ? 0x000c000c : 0x00030003, mask8 = mask << 4, one = upper ? 0x5c005c00 : 0x64006400,
+              one8 = upper ? 0x4c004c00 : 0x54005400;
+    a[0] = half_fma(and_or(w, mask, one), fold.f, fold.c);
+    a[1] = half_fma(and_or(w, mask8, one8), fold.f8, fold.c8);
+    a[2] = half_fma(and_or(x, mask, one), fold.f, fold.c);
+    a[3] = half_fma(and_or(x, mask8, one8), fold.f8, fold.c8);
+    return;
+  }
   const u32 w = words[step], x = w >> 8;
   a[0] = half_fma(and_or(w, 0x000f000f, 0x64006400), fold.f, fold.c);
   a[1] = half_fma(and_or(w, 0x00f000f0, 0x54005400), fold.f8, fold.c8);

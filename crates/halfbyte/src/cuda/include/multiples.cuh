@@ -41,6 +41,10 @@ DEV u32 scale_halves(const u32 (&words)[4]) {
 }
 // The factors of the scales of R and R + 8 as fp16.
 DEV u32 factors_of_scales(u32 word) { return half_add(and_or(word, 0x003f003f, 0x64006400), 0xe400e400); }
+// The same of NIBBLES, of the first or the second group of a word.
+DEV u32 factors_of_nibbles(u32 word, bool second) {
+  return half_add(and_or(__byte_perm(word, 0, second ? 0x4342 : 0x4140), 0x000f000f, 0x64006400), 0xe400e400);
+}
 
 // The same from memory: `params`, where those of a unit begin.
 template <bool OFFSETS, bool NIBBLES> struct PairOfRows {

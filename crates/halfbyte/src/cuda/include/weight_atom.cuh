@@ -110,9 +110,9 @@ constexpr bool MULTIPLES = false;
 
 // Factors of scales and offsets have 4 bits each, and lie side by side.
 constexpr bool NIBBLES = MULTIPLES && W_OFFSET && GROUP == 16;
-// Codes times the factors of scales are whole numbers that fp16 holds (15 * 63 below 2^11), as factors of offsets are:
-// what is left is one scale and one offset for all columns of a row of an atom.
-constexpr bool FOLDED = MULTIPLES && W_OFFSET && BITS == 4 && !BF16;
+// Codes times the factors of scales are whole numbers that fp16 holds (15 * 63 below 2^11; of NIBBLES 3 * 15), as
+// factors of offsets are: what is left is one scale and one offset for all columns of a row of an atom.
+constexpr bool FOLDED = MULTIPLES && W_OFFSET && (BITS == 4 || NIBBLES) && !BF16;
 constexpr int SCALED = FOLDED ? 128 : GROUP;  // columns whose sums are scaled together; 0: all of a row
 
 // Codes count from 0, and sums of what multiplies them come with x.

@@ -58,7 +58,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
           for (int p = 0; p < STRIPS; p++) {
             u32 a[4];
             if constexpr (FOLDED)
-              decode<8>(q[p], jj + h, Fold::of(m[p].of_step(jj + h)), a);
+              decode<8>(q[p], jj + h, Fold::of(m[p].of_step(jj + h), jj + h), a);
             else
               decode<8>(q[p], jj + h, t[p].z[GROUP ? group + own : 0], a);
 #pragma unroll
@@ -322,7 +322,7 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
 #pragma unroll
       for (int j = 0; j < K16; j++) {
         if constexpr (FOLDED)
-          decode<8>(u.q[0], first + j, Fold::of(u.m[0].of_step(first + j)), fragments[j]);
+          decode<8>(u.q[0], first + j, Fold::of(u.m[0].of_step(first + j), first + j), fragments[j]);
         else
           decode<8>(u.q[0], first + j, u.t[0].z[group], fragments[j]);
       }

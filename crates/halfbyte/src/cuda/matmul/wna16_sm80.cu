@@ -107,7 +107,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
 #pragma unroll
         for (int p = 0; p < STRIPS; p++) {
           if constexpr (FOLDED) {
-            decode<K16>(q[p], j, Fold::of(m[p].of_step(j)), a[p]);
+            decode<K16>(q[p], j, Fold::of(m[p].of_step(j), j), a[p]);
             own_multiples[p] = m[p];
             own[p].s = m[p].scales(0);
           } else {
@@ -133,7 +133,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
           for (int p = 0; p < STRIPS; p++)
 #pragma unroll
             for (int g = 0; g < GROUPS; g++)
-              add_offsets(sum[p], offset_pair(own_multiples[p].words[g], own_multiples[p].of_offsets, g),
+              add_offsets(sum[p], offset_pair(own_multiples[p].words[word_of_group(g)], own_multiples[p].of_offsets, g),
                           sums + g * (NT * 4));
         } else if (W_OFFSET && j == K16 - 1) {
           add_offsets(sum, own, sums);

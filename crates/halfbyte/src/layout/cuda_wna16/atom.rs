@@ -171,7 +171,7 @@ impl Atom {
 
     /// Whether kernels for x of a type multiply codes by the factors of their scales before, as whole numbers, which f16 holds.
     pub fn takes_factors_in(self, x: Float) -> bool {
-        self.multiples && self.offset && self.bits == 4 && x != Float::BF16
+        self.multiples && self.offset && self.bits <= 4 && x != Float::BF16
     }
 
     /// Whether it has scales in f32, offsets or groups of 16: those are multiplied one weight at a time.

@@ -4,7 +4,7 @@ use super::gpus;
 use super::matmul::{MOST, ROWS};
 use super::products::{Bench, TYPES, check, reference_of};
 use crate::data::{Random, rounded};
-use crate::layout::k_types::types_of_files;
+use crate::layout::k_types::{TypeOfFiles, types_of_files};
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::driver::FloatViewMut;
 use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel, Packer, dequantize};
@@ -14,9 +14,9 @@ use halfbyte::format::reference::{self, Bound};
 use halfbyte::kernel::Problem;
 use halfbyte::layout::cuda_wna16::CudaWna16;
 use halfbyte::{Act, Float, Format};
-use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::thread;
 
 fn of_layout() -> &'static Kernel {
     KERNELS.iter().find(|kernel| kernel.layout == "cuda_wna16" && kernel.packs).unwrap()
@@ -91,8 +91,7 @@ fn products_of_types_of_files_are_within_the_bound() {
         let kernels =
             || KERNELS.iter().filter(|kernel| kernel.layout == "cuda_wna16" && (kernel.serves)(gpu.caps().arch));
         let served = Mutex::new(BTreeMap::new());
-        // Most of the time takes compiling, which threads do side by side.
-        types_of_files().into_par_iter().enumerate().for_each(|(i, (name, _, draw))| {
+        let products_of = |(i, (name, _, draw)): (usize, TypeOfFiles)| {
             let (stream, mut random) = (gpu.stream().unwrap(), Random(63 + i as u64));
             for (s, [n, k]) in [[600, 1024], [65, 256], [320, 2560], [2176, 1536]].into_iter().enumerate() {
                 let (_, w) = draw(&mut random, &[n], k);
@@ -123,6 +122,12 @@ fn products_of_types_of_files_are_within_the_bound() {
                     }
                 }
             }
+        };
+        // Most of the time takes compiling, which threads do side by side.
+        thread::scope(|scope| {
+            let start = |of| scope.spawn(|| products_of(of));
+            let all: Vec<_> = types_of_files().into_iter().enumerate().map(start).collect();
+            all.into_iter().for_each(|of| of.join().unwrap());
         });
         let (of_tensor_cores, served) = (kernels().filter(|kernel| kernel.packs), served.into_inner().unwrap());
         of_tensor_cores.for_each(|kernel| assert!(served[kernel.name] > 100, "{}: {served:?}", kernel.name));

@@ -70,8 +70,13 @@ fn floats(values: &FloatData<'_>) -> Vec<u8> {
 
 /// What the device must hold, for each layout that holds the tensor.
 fn expected(w: &QTensor, act: Act) -> Vec<(&'static str, Vec<Vec<u8>>)> {
+    expected_of(&w.into(), act)
+}
+
+/// The same of a tensor of which more may be known than its numbers.
+fn expected_of(w: &StoredTensor<'_>, act: Act) -> Vec<(&'static str, Vec<Vec<u8>>)> {
     let words = |words: &[u32]| bytemuck::cast_slice::<u32, u8>(words).to_vec();
-    let plain = CudaPlain::pack(w).unwrap();
+    let plain = CudaPlain::pack(&w.to_qtensor().unwrap()).unwrap();
     let zeros = match plain.zeros() {
         PlainZeros::Symmetric => None,
         PlainZeros::Integer(z) => Some(bytemuck::cast_slice::<u16, u8>(z).to_vec()),
@@ -79,7 +84,7 @@ fn expected(w: &QTensor, act: Act) -> Vec<(&'static str, Vec<Vec<u8>>)> {
     };
     let parts = [words(plain.codes()), floats(plain.scales())].into_iter().chain(zeros);
     let mut all = vec![("cuda_plain", parts.chain(plain.group_of().map(words)).collect::<Vec<_>>())];
-    if let Ok(wna16) = CudaWna16::pack(w, act) {
+    if let Ok(wna16) = CudaWna16::pack_stored(w, act) {
         let parts = [wna16.atoms().to_vec(), wna16.rows().to_vec()].into_iter();
         all.push(("cuda_wna16", parts.chain(wna16.order().map(words)).collect()));
     }

@@ -29,18 +29,20 @@ pub const OTHER_TYPES: [(&str, bool, f64); 7] = [
 /// Tensors of a type of files one below the other, and all of them as one; k is a multiple of 256.
 pub type OfFile = (Vec<StoredTensor<'static>>, StoredTensor<'static>);
 
-/// Tensors of types of files, as their heights are: a name, what a weight takes in memory in bits, and what draws them.
-pub fn types_of_files() -> Vec<(String, f64, Box<dyn Fn(&mut Random, &[usize], usize) -> OfFile + Send + Sync>)> {
+/// Draws such tensors of some heights.
+type Draw = Box<dyn Fn(&mut Random, &[usize], usize) -> OfFile + Send + Sync>;
+
+/// A type of files: its name, what a weight takes in memory in bits, and what draws tensors.
+pub type TypeOfFiles = (String, f64, Draw);
+
+/// All of them.
+pub fn types_of_files() -> Vec<TypeOfFiles> {
     let k_types = K_TYPES.into_iter().map(|(name, bits)| {
         let draw = move |random: &mut Random, heights: &[usize], k| {
             let negative = random.below(2) == 0;
             k_type(random, name, heights, k, negative)
         };
-        (
-            format!("K type {name}"),
-            bits,
-            Box::new(draw) as Box<dyn Fn(&mut Random, &[usize], usize) -> OfFile + Send + Sync>,
-        )
+        (format!("K type {name}"), bits, Box::new(draw) as Draw)
     });
     let others = OTHER_TYPES.into_iter().map(|(name, tabled, bits)| {
         let draw = move |random: &mut Random, heights: &[usize], k| {

@@ -13,7 +13,7 @@ fn codes_of_tables_pack_to_the_bits_of_the_cpu() {
             for shape in [[64, 128], [72, 640], [300, 1024], [3, 64]] {
                 for (i, (q, codes)) in tabled(&mut random, parse(name).weight, shape).into_iter().enumerate() {
                     let w = stored(&q, codes, i % 2 == 0, false);
-                    for (layout, want) in &expected(&q, Act::A16) {
+                    for (layout, want) in &expected_of(&w, Act::A16) {
                         let packed = packer.pack_for(kernel(layout), &[&w], Act::A16).unwrap();
                         let what = format!("{name} {shape:?}, form {i}, to {layout}");
                         same(&download(&packed, &stream), want, &what);
