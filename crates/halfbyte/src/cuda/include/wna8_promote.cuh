@@ -11,6 +11,7 @@
 constexpr float UNIT = FIELD == 4 && !FACTORS && !FROM_ZERO ? 0.0625f : 1.f,
                 UNIT_8 = FIELD == 4 && !FACTORS ? 0.0625f : 1.f;
 constexpr int ZERO_8 = FIELD == 4 ? 16 : 1;  // what a zero point's 1 is in bytes of R+8
+static_assert(FIELD == 4 || FROM_ZERO || MIDDLE == 128, "bytes around 128");
 // The bytes of rows R and R+8 of one k16 step.
 template <int STEPS> DEV void decode_bytes(const u32* words, int step, u32& r, u32& r8) {
   u32 q[FIELD / 4];

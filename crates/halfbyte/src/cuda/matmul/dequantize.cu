@@ -287,7 +287,7 @@ struct Places {
 // What codes of a symmetric format are less.
 template <int BITS, Kinds KINDS> constexpr u32 MIDDLE = KINDS == TABLES ? 128 : 1 << (BITS - 1);
 // The codes that a word's four numbers of 4 bits from bit `from` on stand for, one a byte.
-DEV u32 looked_up(const Wna16& p, u32 word, u32 from) {
+[[maybe_unused]] DEV u32 looked_up(const Wna16& p, u32 word, u32 from) {
   const u32 numbers = word >> from, lower = numbers & 0x7777, upper = and_or(numbers >> 1, 0x4444, 0x3210);
   return __byte_perm(__byte_perm(p.table[0], p.table[1], lower), __byte_perm(p.table[2], p.table[3], lower), upper);
 }

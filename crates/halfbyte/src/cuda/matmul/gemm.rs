@@ -209,7 +209,7 @@ fn forms<T: Gemm>(format: Format, [x, y]: [Float; 2]) -> impl Iterator<Item = Fo
     let [many, one] = [of(wna8::MOST_COLUMNS.max(2 * group).min(wna8::MOST_K)), of(1)];
     let one = one.filter(|_| one != many);
     // As files hold them, too, of which more is known.
-    let held = many.into_iter().flat_map(|form| form.atom.forms_of_files());
+    let held = many.into_iter().flat_map(move |form| form.atom.forms_of_files(format.act));
     let held = held.filter_map(move |atom| T::form(Some(atom), &problem(wna8::MOST_K)).ok());
     many.into_iter().chain(one).chain(held)
 }

@@ -63,12 +63,6 @@ fn instances() -> Vec<Instance> {
         (Atom { bits: 2, group: 32, ..atom }, plain, Float::F16, Activation::None),
         (Atom { bits: 3, zero: true, ..atom }, all, Float::F32, Activation::None),
         (
-            Atom { table: Some(Atom::A_TABLE), group: 32, scale: Float::BF16, ..atom },
-            plain,
-            Float::F32,
-            Activation::None,
-        ),
-        (
             Atom { bits: 5, offset: true, group: 32, scale: Float::F32, multiples: true, ..atom },
             all,
             Float::F32,

@@ -56,8 +56,6 @@ fn instances() -> Vec<Instance> {
             (Atom { bits: 8, group: 0, ..atom }, plain, Float::BF16),
             (Atom { bits: 2, group: 0, ..atom }, plain, Float::F16),
             (Atom { bits: 3, group: 64, ..atom }, plain, Float::F16),
-            (Atom { table: Some(Atom::A_TABLE), group: 32, ..atom }, plain, Float::F16),
-            (Atom { bits: 5, group: 32, ..atom }, plain, Float::F32),
             (
                 Atom { offset: true, group: 32, scale: Float::F32, multiples: true, ..atom },
                 Terms { sums: true, ..plain },

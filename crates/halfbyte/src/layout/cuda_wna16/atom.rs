@@ -107,16 +107,17 @@ impl Atom {
 
     /// The form for tensors one below the other, of which this is the one that their format has, by what else is known of them: that
     /// scales and offsets are multiples of halves, that codes are those of a table, or that they have fewer bits.
-    fn narrowed(self, parts: &[&StoredTensor<'_>]) -> Self {
+    fn narrowed(self, parts: &[&StoredTensor<'_>], act: Act) -> Self {
         let is_of = |form: &Self| parts.iter().all(|part| form.holds(part));
-        self.narrower(parts).into_iter().find(is_of).unwrap_or(self)
+        self.narrower(parts, act).into_iter().find(is_of).unwrap_or(self)
     }
 
-    /// Forms that take less than this one, of which tensors may have one.
-    fn narrower(self, parts: &[&StoredTensor<'_>]) -> Vec<Self> {
+    /// Forms that take less than this one, of which tensors may have one. Beside quantised activations codes of Q5_0 and Q5_1 and of tables
+    /// lie as bytes: kernels would take twice as long to make bytes of them as to read these (`docs/decisions/0029`).
+    fn narrower(self, parts: &[&StoredTensor<'_>], act: Act) -> Vec<Self> {
         let table = parts.first().and_then(|part| part.codes().table());
         let (table, five) = (table.map(|table| Self { bits: 4, table: Some(table), ..self }), Self { bits: 5, ..self });
-        let of_bytes = self.bits == 8 && !self.zero && !self.factors;
+        let of_bytes = self.bits == 8 && !self.zero && !self.factors && !act.is_quantized();
         let of_bytes = of_bytes.then(|| table.filter(|_| !self.offset).into_iter().chain([five]));
         self.forms_of_multiples().into_iter().chain(of_bytes.into_iter().flatten()).collect()
     }
@@ -157,8 +158,8 @@ impl Atom {
 
     /// The forms that tensors of this one may have where more is known of them than their format, as files have them: GGUF's K types, its
     /// Q5_0 and Q5_1, and one of a table.
-    pub fn forms_of_files(self) -> Vec<Self> {
-        let bytes = self.bits == 8 && !self.zero && !self.factors;
+    pub fn forms_of_files(self, act: Act) -> Vec<Self> {
+        let bytes = self.bits == 8 && !self.zero && !self.factors && !act.is_quantized();
         let five = bytes && self.group == 32 && self.scale != Float::F32;
         let tabled = bytes && !self.offset && matches!(self.group, 16 | 32);
         let five = five.then_some(Self { bits: 5, ..self });
@@ -225,7 +226,7 @@ impl Atom {
     pub fn holding_all(parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
         let none = Err(Error::invalid(OP, "at least one tensor", "none"));
         let atom = parts.iter().map(|part| Self::holding(part, act)).reduce(Result::and).unwrap_or(none)?;
-        Ok(atom.narrowed(parts))
+        Ok(atom.narrowed(parts, act))
     }
 
     /// The form for a tensor of which nothing but its numbers is known.

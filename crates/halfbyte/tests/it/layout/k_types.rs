@@ -191,7 +191,10 @@ fn types_of_files_take_little_more_than_there_and_unpack_to_the_same_tensor() {
                 assert_eq!(packed.unpack().unwrap(), w.to_qtensor().unwrap(), "{name} {n} × {k}");
                 assert_eq!(packed.atoms(), CudaWna16::pack_stored(&parts[0], act).unwrap().atoms(), "{name} {n} × {k}");
                 let weights = n.next_multiple_of(64) * k;
-                assert_eq!(packed.atoms().len() as f64 * 8.0 / weights as f64, bits, "{name}");
+                // Beside quantised activations all but K types lie in bytes.
+                let bytes = act == Act::A8 && !packed.atom().multiples;
+                let took = packed.atoms().len() as f64 * 8.0 / weights as f64;
+                assert!(if bytes { packed.atom().bits == 8 && took > bits } else { took == bits }, "{name}: {took}");
                 // Of the numbers alone the form of the format.
                 let of_numbers = CudaWna16::pack(&w.to_qtensor().unwrap(), act).unwrap().atom();
                 assert!(

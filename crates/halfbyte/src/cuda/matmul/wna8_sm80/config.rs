@@ -69,7 +69,7 @@ impl Config {
     /// With as many stages as a device has room for, and one strip, or fewer tokens, where there is none for enough of them.
     fn of(tokens: usize, strips: usize, atom: Atom, terms: Terms, out: Float, caps: &Caps) -> Self {
         // Two blocks a multiprocessor where their registers are enough for that.
-        let many_terms = (atom.field_bits() == 8 || atom.is_wide()) && terms.sums && terms.offsets;
+        let many_terms = (atom.bits > 4 || atom.is_wide()) && terms.sums && terms.offsets;
         let blocks = if tokens * strips <= if many_terms { 16 } else { 32 } { 2 } else { 1 };
         let config = Self { tokens, warpgroups: WARPGROUPS, strips, stages: 0, blocks };
         let room = exact::room(caps, blocks).saturating_sub(config.shared_bytes(&Form::codes(atom, terms, out)));

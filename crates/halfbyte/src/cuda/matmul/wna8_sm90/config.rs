@@ -66,11 +66,9 @@ impl std::fmt::Display for Config {
     }
 }
 
-/// Tokens of a tile at most, where groups have scales: those in f32, offsets, and codes that become bytes take registers.
+/// Tokens of a tile at most, where groups have scales: those in f32, and offsets, take registers.
 fn most_tokens(atom: Atom, terms: Terms) -> usize {
-    let bytes = atom.field_bits() == 8;
-    let wide = atom.is_wide() && (bytes || atom.multiples || terms.offsets);
-    if wide || bytes && atom.bits < 8 { 64 } else { 128 }
+    if atom.is_wide() && (atom.bits > 4 || atom.multiples || terms.offsets) { 64 } else { 128 }
 }
 
 /// The configuration for a shape, for y of a type on a device of so many multiprocessors.
@@ -94,7 +92,7 @@ pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multi
     }
     let units = rows.div_ceil(4) * steps / multiprocessors;
     let sync = tokens <= 16;
-    let two = atom.field_bits() == 4 && units >= FEW_UNITS && (tokens <= 64 || wide && tokens == 128);
+    let two = atom.bits <= 4 && units >= FEW_UNITS && (tokens <= 64 || wide && tokens == 128);
     let strips = if sync { 8 / atom.field_bits() as usize } else { 1 + usize::from(two) };
     let prefetch = if sync && units >= SOME_UNITS { PREFETCHED } else { 0 };
     let whole = Config { tokens, warpgroups: WARPGROUPS, strips, stages: 0, split: 1, blocks: 1, trigger: 1, prefetch };
