@@ -117,7 +117,7 @@ impl<'a> Packing<'a> {
             }
             Codes::Bytes { codes, flip } => {
                 let rows = Rows { codes: &codes[first * self.k..], stride: self.k, flip: *flip };
-                words::bytes(isa, rows, planes(bits).0, to);
+                words::bytes(isa, rows, bits, to);
             }
             _ => return false,
         }
@@ -154,8 +154,8 @@ impl<'a> Packing<'a> {
         let rows = Rows { codes: placed, stride: places, flip: 0 };
         let to = &mut Panels { isa: self.isa, tiles: self.places.tiles, room: tiles, out };
         match planes(bits) {
-            (field, 0) => words::bytes(self.isa, rows, field, to),
-            (_, high) => words::planes(self.isa, rows, high, to),
+            (4, high @ 1..) => words::planes(self.isa, rows, high, to),
+            _ => words::bytes(self.isa, rows, bits, to),
         }
     }
 }

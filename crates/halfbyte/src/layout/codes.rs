@@ -19,6 +19,11 @@ pub use blocks::{BlockForm, Fields, UnpackBlocks};
 pub use fpa_intb::{FpaIntB, Pairs};
 pub use words_across::{NIBBLES, OUTPUT_OF_NIBBLE};
 
+/// Bits that a code's field takes where codes lie in words of 32 bits: 3 do not divide a word and take 4.
+pub const fn field_bits(bits: u32) -> u32 {
+    if bits == 3 { 4 } else { bits }
+}
+
 /// Unpacks rows `range` of a matrix to one code a byte, `[rows, k]`.
 pub type UnpackRows<'a> = dyn Fn(Range<usize>, &mut [u8]) + Send + Sync + 'a;
 

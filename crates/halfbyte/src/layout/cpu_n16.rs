@@ -9,6 +9,11 @@
 //! 4 bits:  byte b = column 8t + b (low nibble), 8t + 4 + b (high)             8 columns a tile
 //! 2 bits:  byte b, bits 2i…2i+1 = column 16t + 4i + b                        16 columns a tile
 //!
+//! ┌ 3 bits ─────┬───────┐   16 columns a tile, two tiles of 4 bits pressed together, A and B:
+//! │ 64 B: bits  │ 32 B: │   byte b: low 2 bits of a nibble of A, of B, of the other of A, of B
+//! │ 0 and 1     │ bit 2 │   16 bits h a lane: in byte b of h | h << 18 bits 2 and 6 are A's, 3 and 7 B's
+//! └─────────────┴───────┘
+//!
 //! ┌ 6 bits ─────┬─────────────┬─────────────┐
 //! │ 64 B: 8 low │ 64 B: 8 low │ 64 B: bits  │   low 4 bits as tiles of 4 bits, the upper 2 as one of 2 bits
 //! │ nibbles     │ nibbles     │ 4 and 5     │   16 columns a tile
@@ -20,9 +25,9 @@
 //!
 //! So one load and a shift and a mask for each 32/bits gives a register of bytes whose lanes each hold four neighbours
 //! along k of one output, a *quad*: the operand of an int8 dot product; and a lane shifted right by `field·bits` has one code
-//! in its lowest bits: the index of a table lookup that makes it a float. In two planes a quad is the OR of two such. m = 1
-//! and large m read the same bytes. Codes of 3 bits lie in fields of 4. Codes of 8 bits of which a file holds only 5 or 6, around the
-//! middle or from 0 on, are held in as many ([`Held`]).
+//! in its lowest bits: the index of a table lookup that makes it a float. In two planes a quad is the OR of two such; of 3 bits two
+//! shifts, two masks and two ORs make the lanes of A and B. m = 1 and large m read the same bytes. Codes of 8 bits of which a file holds
+//! only 5 or 6, around the middle or from 0 on, are held in as many ([`Held`]).
 //!
 //! Columns are sorted by group (stably), and each group begins a new tile, the rest of its last tile filled with code 0.
 //! Kernels sum within a *span*, a group or a piece of at most [`SPAN_COLUMNS`] columns of one, and scale span by span.
@@ -33,8 +38,8 @@ mod per_group;
 mod tile;
 
 pub use per_group::{PanelMultiples, PerGroup, Sixteen};
-pub use tile::{Held, columns_per_tile, field_bits, planes, quads, tile_bytes};
-pub(crate) use tile::{code, quad};
+pub use tile::{Held, columns_per_tile, planes, quads, tile_bytes};
+pub(crate) use tile::{code, pressed, quad};
 
 use super::Lines;
 use super::places::Places;
@@ -104,14 +109,14 @@ impl CpuN16 {
     /// `code_sums` for kernels that take activations with offsets.
     pub fn pack(w: &QTensor, code_sums: bool) -> Self {
         let (n, k, bits) = (w.n(), w.k(), w.format().bits);
-        let (per_tile, field) = (columns_per_tile(bits), field_bits(bits));
+        let (per_tile, tile_bytes) = (columns_per_tile(bits), tile_bytes(bits));
         Self::assemble(&[&w.into()], code_sums, |places, _, codes| {
             for place in 0..places.tiles * per_tile {
                 let column = places.columns.as_ref().map_or(place, |columns| columns[place] as usize);
                 let (tile, within) = (place / per_tile, place % per_tile);
                 for i in (0..n).filter(|_| column < k) {
-                    let at = ((i / PANEL) * places.tiles + tile) * 64 + (i % PANEL) * 4 + within % 4;
-                    codes[at] |= w.codes()[i * k + column] << (within / 4 * field as usize);
+                    let at = ((i / PANEL) * places.tiles + tile) * tile_bytes;
+                    tile::set(&mut codes[at..][..tile_bytes], bits, i % PANEL, within, w.codes()[i * k + column]);
                 }
             }
         })

@@ -10,7 +10,7 @@
 //! Neighbouring threads take neighbouring outputs, and read neighbouring words. Nothing is padded but the last word along k,
 //! with code 0.
 
-use super::cpu_n16::field_bits;
+use super::codes::field_bits;
 use crate::error::{Error, Result};
 use crate::format::{QTensor, WeightFormat, Zeros};
 use crate::tensor::{Float, FloatData};

@@ -13,8 +13,7 @@
 //!
 //! So outputs of inputs of deviation 1 have about deviation 1, through as many layers as there are.
 
-use super::codes::{BlockForm, Codes, Fields, random::first_of, random::word, random::words_of_row};
-use super::cpu_n16::field_bits;
+use super::codes::{BlockForm, Codes, Fields, field_bits, random::first_of, random::word, random::words_of_row};
 use super::cuda_wna16::Atom;
 use super::multiples::Multiples;
 use super::stored::{StoredTensor, StoredZeros, Strides};

@@ -6,6 +6,7 @@ mod multiples;
 mod parts;
 pub mod planes;
 pub mod tables;
+pub mod three_bits;
 
 use crate::data::{Random, below_each_other, parse, rounded, with_zeros_in_bytes};
 use half::f16;
@@ -143,8 +144,9 @@ fn what_tensor_cores_cannot_hold_is_refused() {
 #[test]
 fn packed_codes_take_no_more_than_their_bits() {
     let mut random = Random(10);
-    for (name, bits) in [("w4a16-g128", 4.125), ("w8a16-g128", 8.125), ("w2a16-g128", 2.125), ("w4a16-g128-asym", 4.25)]
-    {
+    let formats = [("w4a16-g128", 4.125), ("w8a16-g128", 8.125), ("w2a16-g128", 2.125), ("w4a16-g128-asym", 4.25)];
+    let of_3 = [("w3a16-g128", 3.125), ("w3a16-g64-asym", 3.5), ("w3a16-g16", 4.0), ("w3a8", 3.015625)];
+    for (name, bits) in formats.into_iter().chain(of_3) {
         let w = random.qtensor(parse(name).weight, [256, 1024], false);
         let packed = CpuN16::pack(&w, false).bytes() as f64 * 8.0 / (256.0 * 1024.0);
         assert_eq!(packed, bits, "{name}");
@@ -323,7 +325,7 @@ fn contents(w: &CpuN16) -> impl PartialEq + std::fmt::Debug + use<> {
         PackedZeros::Float(o) => (0..groups).map(|i| o.get(i).to_bits()).collect(),
     };
     (
-        w.codes()[..w.panels() * w.tiles() * 64].to_vec(),
+        w.codes()[..w.panels() * w.panel_bytes()].to_vec(),
         (w.spans().to_vec(), w.columns().map(<[u32]>::to_vec), w.bytes()),
         (0..groups).map(|i| w.scales().get(i).to_bits()).collect::<Vec<_>>(),
         zeros,

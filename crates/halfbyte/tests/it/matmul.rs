@@ -3,6 +3,7 @@
 use crate::data::{Random, parse, rounded};
 use crate::layout::planes::{NARROW, narrow};
 use crate::layout::stored;
+use crate::layout::three_bits;
 use half::{bf16, f16};
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::isa::{Caps, Isa};
@@ -163,10 +164,33 @@ fn codes_in_two_planes_are_within_the_bound() {
 }
 
 #[test]
+fn drawn_formats_of_3_bits_are_within_the_bound() {
+    let mut random = Random(10);
+    let cpus = devices(2);
+    for round in 0..150 {
+        let (name, k) = three_bits::drawn(&mut random, ["a16", "a8", "a32"][round % 3]);
+        let name = if round % 6 == 1 { format!("{name}-xasym") } else { name };
+        let format = parse(&name);
+        let (n, m) = (1 + random.below(70), 1 + random.below(40));
+        let m = if round % 4 == 0 { 1 } else { m };
+        let w = random.qtensor(format.weight, [n, k], round % 5 == 0);
+        let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
+        let x_type = [Float::F32, Float::F16, Float::BF16][round / 3 % 3];
+        let x = rounded(&random.activations(m * k), x_type);
+        let reference = reference::linear(&x, m, &w, format.act);
+        for cpu in &cpus {
+            let y = forward(&linear, cpu, &x, x_type, m, Float::F32);
+            let what = format!("{name}, {m} × {n} × {k}, x {x_type} on {:?}", cpu.caps());
+            check(&y, &reference, k, Float::F32, &what);
+        }
+    }
+}
+
+#[test]
 fn rows_of_any_magnitude_keep_their_digits() {
     let mut random = Random(8);
     let (n, k, exponents) = (33, 300, [-100, 90, 0, -70, 105, -20]);
-    for name in ["w4a16-g128", "w8a16-g32-asym", "w4a16-g64-float", "w4a8-g128"] {
+    for name in ["w4a16-g128", "w8a16-g32-asym", "w4a16-g64-float", "w4a8-g128", "w3a16-g16"] {
         let format = parse(name);
         let w = random.qtensor(format.weight, [n, k], false);
         let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
@@ -216,7 +240,7 @@ fn dense_weights_of_every_type() {
 #[test]
 fn the_same_bits_whatever_the_number_of_threads() {
     let mut random = Random(4);
-    for name in ["w4a8-g128", "w4a16-g128-asym", "w8a8-xasym", "w8a16"] {
+    for name in ["w4a8-g128", "w4a16-g128-asym", "w8a8-xasym", "w8a16", "w3a16-g32", "w3a8"] {
         let format = parse(name);
         let w = random.qtensor(format.weight, [333, 520], false);
         let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();

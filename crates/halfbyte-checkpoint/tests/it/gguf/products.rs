@@ -49,10 +49,9 @@ fn weights_take_their_own_size_and_keep_their_bits() {
     }
 }
 
-/// What a type may take in memory, of its own size: codes of Q3_K take 4 bits, those that stand for 16 values as many as the values.
+/// What a type may take in memory, of its own size: codes that stand for 16 values take as many bits as the values.
 fn most(kind: GgmlType) -> f64 {
     match kind {
-        GgmlType::Q3_K => 1.33,
         GgmlType::IQ4_NL => 1.9,
         GgmlType::IQ4_XS => 1.97,
         GgmlType::MXFP4 => 1.31,

@@ -1,11 +1,14 @@
 //! Tiles of f32 multiply-adds with AVX2 and FMA.
 //!
 //! As [`a16_avx512`](super::a16_avx512), 16 outputs in two registers of 8. There is no lookup among 16 floats; a code
-//! becomes a float by conversion. With zero points or offsets, and in two planes, codes of four columns become bytes first, of
-//! which a shuffle makes lanes, and the zero point is taken off after. In a symmetric format the code less the middle one is a signed number, two's complement, once its
-//! highest bit is flipped: shifted up and, with its sign, down again, it needs no zero point.
+//! becomes a float by conversion. Of 5 and 6 bits codes of four columns become bytes first, of which a shuffle makes lanes, and the
+//! middle is taken off after. In a symmetric format of other bits the code less the middle one is a signed number, two's complement,
+//! once its highest bit is flipped: shifted up and, with its sign, down again, it needs no zero point. A tile of 3 bits becomes two
+//! of 4, which are read so.
 //!
 //! Up to four rows are multiplied by weights converted in registers. More rows take the weights from a buffer.
+
+mod dense;
 
 use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
 use crate::layout::cpu_n16::PackedZeros;
@@ -30,24 +33,25 @@ fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
     }
     fn dense<const DTYPE: usize>(height: usize, panels: usize) -> DirectFn {
         match (height, panels) {
-            (1, 2) => x86::direct_dense::<DTYPE, 1, 2>,
-            (2, 2) => x86::direct_dense::<DTYPE, 2, 2>,
-            (1, 1) => x86::direct_dense::<DTYPE, 1, 1>,
-            (2, 1) => x86::direct_dense::<DTYPE, 2, 1>,
-            (4, 1) => x86::direct_dense::<DTYPE, 4, 1>,
-            (6, 1) => x86::direct_dense::<DTYPE, 6, 1>,
+            (1, 2) => dense::direct::<DTYPE, 1, 2>,
+            (2, 2) => dense::direct::<DTYPE, 2, 2>,
+            (1, 1) => dense::direct::<DTYPE, 1, 1>,
+            (2, 1) => dense::direct::<DTYPE, 2, 1>,
+            (4, 1) => dense::direct::<DTYPE, 4, 1>,
+            (6, 1) => dense::direct::<DTYPE, 6, 1>,
             (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
         }
     }
     match w {
         Weights::Quantized(w) if height == 6 => match w.bits() {
             2 => x86::direct_through_buffer::<2, 6>,
-            3 | 4 => x86::direct_through_buffer::<4, 6>,
+            3 => x86::direct_through_buffer::<3, 6>,
+            4 => x86::direct_through_buffer::<4, 6>,
             5 => x86::direct_through_buffer::<5, 6>,
             6 => x86::direct_through_buffer::<6, 6>,
             _ => x86::direct_through_buffer::<8, 6>,
         },
-        // Only signs depend on the bits of a code, all else on those of its field. In planes are no zero points.
+        // Of codes of 5 and 6 bits none have zero points.
         Weights::Quantized(w) => match (w.zeros(), w.bits()) {
             (PackedZeros::Symmetric, 2) => quantized::<2, { x86::SIGNED }>(height, panels),
             (PackedZeros::Symmetric, 3) => quantized::<3, { x86::SIGNED }>(height, panels),
@@ -56,18 +60,20 @@ fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
             (PackedZeros::Symmetric, 6) => quantized::<6, { x86::MIDDLE }>(height, panels),
             (PackedZeros::Symmetric, _) => quantized::<8, { x86::SIGNED }>(height, panels),
             (PackedZeros::Integer(_), 2) => quantized::<2, { x86::ZERO_POINT }>(height, panels),
-            (PackedZeros::Integer(_), 3 | 4) => quantized::<4, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Integer(_), 3) => quantized::<3, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Integer(_), 4) => quantized::<4, { x86::ZERO_POINT }>(height, panels),
             (PackedZeros::Integer(_), _) => quantized::<8, { x86::ZERO_POINT }>(height, panels),
             (PackedZeros::Float(_), 2) => quantized::<2, { x86::OFFSET }>(height, panels),
-            (PackedZeros::Float(_), 3 | 4) => quantized::<4, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), 3) => quantized::<3, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), 4) => quantized::<4, { x86::OFFSET }>(height, panels),
             (PackedZeros::Float(_), 5) => quantized::<5, { x86::OFFSET }>(height, panels),
             (PackedZeros::Float(_), 6) => quantized::<6, { x86::OFFSET }>(height, panels),
             (PackedZeros::Float(_), _) => quantized::<8, { x86::OFFSET }>(height, panels),
         },
         Weights::Dense(w) => match w.dtype() {
-            Float::F16 => dense::<{ x86::F16 }>(height, panels),
-            Float::BF16 => dense::<{ x86::BF16 }>(height, panels),
-            Float::F32 => dense::<{ x86::F32 }>(height, panels),
+            Float::F16 => dense::<{ dense::F16 }>(height, panels),
+            Float::BF16 => dense::<{ dense::BF16 }>(height, panels),
+            Float::F32 => dense::<{ dense::F32 }>(height, panels),
         },
     }
 }
@@ -76,12 +82,13 @@ fn convert(w: Weights<'_>) -> ConvertFn {
     match w {
         Weights::Quantized(w) => match w.bits() {
             2 => x86::convert_quantized::<2>,
-            3 | 4 => x86::convert_quantized::<4>,
+            3 => x86::convert_quantized::<3>,
+            4 => x86::convert_quantized::<4>,
             5 => x86::convert_quantized::<5>,
             6 => x86::convert_quantized::<6>,
             _ => x86::convert_quantized::<8>,
         },
-        Weights::Dense(_) => x86::convert_dense,
+        Weights::Dense(_) => dense::convert,
     }
 }
 
@@ -99,16 +106,10 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::Weights;
-    use crate::cpu::x86::avx2::{Numbers, load_bf16, load_f16, load_f32, load_u16, quad, room, store_f32};
-    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, field_bits, planes, tile_bytes};
-    use crate::tensor::Floats;
+    use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, nibbles, quad, room, store_f32};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, tile_bytes};
     use std::arch::x86_64::*;
     use std::ops::Range;
-
-    /// Types of dense weights, as constants that a function can be generic over.
-    pub(super) const F16: usize = 0;
-    pub(super) const BF16: usize = 1;
-    pub(super) const F32: usize = 2;
 
     /// Where zero is taken off: by making codes signed, from each code, with an offset to each scaled code, or from each code
     /// where it is the middle of BITS.
@@ -118,7 +119,7 @@ mod x86 {
     pub(super) const MIDDLE: u8 = 3;
 
     /// Sums of `R` rows by `P` panels, each in two registers of 8 outputs.
-    type Sums<const R: usize, const P: usize> = [[[__m256; 2]; P]; R];
+    pub(super) type Sums<const R: usize, const P: usize> = [[[__m256; 2]; P]; R];
 
     /// How the codes of a group become weights.
     #[derive(Clone, Copy)]
@@ -182,7 +183,6 @@ mod x86 {
         _mm256_cvtepi32_ps(_mm256_sra_epi32(shifted, _mm_cvtsi32_si128(32 - BITS as i32)))
     }
 
-    /// BITS is that of the code if ZERO is [`SIGNED`], else that of its field.
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) fn direct_quantized<const BITS: u32, const R: usize, const P: usize, const ZERO: u8>(
         w: Weights<'_>,
@@ -235,7 +235,9 @@ mod x86 {
         sums: &mut Sums<R, P>,
     ) {
         let (tile_bytes, per_tile) = const { (tile_bytes(BITS), columns_per_tile(BITS)) };
-        let flip = _mm256_set1_epi32(const { highest_bits(BITS) } as i32);
+        // Fields of a byte; of 3 bits those of the words that are made of a tile.
+        let fields = const { if BITS == 3 { 2 } else { 8 / BITS as usize } };
+        let flip = _mm256_set1_epi8(const { highest_bits(BITS) });
         let middle = _mm256_set1_ps(const { 1u32 << (BITS - 1) } as f32);
         let tiles = x.len() / (per_tile * R);
         assert!(tiles * tile_bytes + (P - 1) * panel_bytes <= data.len());
@@ -262,33 +264,55 @@ mod x86 {
                     }
                 }};
             }
-            let mut raw = [[_mm256_setzero_si256(); 2]; P];
             for p in 0..P {
-                for h in 0..2 {
-                    // SAFETY: half of the first 64 bytes of panel p's tile, within `data` as asserted.
-                    raw[p][h] = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
-                    if ZERO == SIGNED {
-                        raw[p][h] = _mm256_xor_si256(raw[p][h], flip);
-                    }
-                }
-                for line in 0..tile_bytes / 64 {
+                for at in (0..tile_bytes).step_by(64) {
                     // Far enough ahead to hide memory; a prefetch never faults.
-                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + line * 64 + 1024).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + at + 1024).cast());
                 }
             }
-            for field in 0..per_tile / 4 {
-                if const { planes(BITS).1 > 0 } {
-                    // Scales and offsets fill the registers: with them one panel after the other.
-                    let step = const { if ZERO == OFFSET { 1 } else { P } };
+            /// Adds the products of the columns of a word of each panel, from `$first` on.
+            macro_rules! add_word {
+                ($first:expr, |$tile:ident, $half:ident| $load:expr) => {{
+                    let mut raw = [[_mm256_setzero_si256(); 2]; P];
+                    for p in 0..P {
+                        let $tile = tile.wrapping_add(p * panel_bytes);
+                        for $half in 0..2 {
+                            // SAFETY: half of panel p's tile, within `data` as asserted.
+                            raw[p][$half] = unsafe { $load };
+                            if ZERO == SIGNED {
+                                raw[p][$half] = _mm256_xor_si256(raw[p][$half], flip);
+                            }
+                        }
+                    }
+                    for field in 0..fields {
+                        for byte in 0..4 {
+                            let shift = (byte * 8 + field * 8 / fields) as u32;
+                            add_column!(0..P, $first + field * 4 + byte, |p, h| match ZERO {
+                                SIGNED => signed_codes::<BITS>(raw[p][h], shift),
+                                ZERO_POINT => _mm256_sub_ps(codes::<BITS>(raw[p][h], shift), params[p].zero[h]),
+                                _ => {
+                                    let code = codes::<BITS>(raw[p][h], shift);
+                                    _mm256_fmadd_ps(code, params[p].scale[h], params[p].offset[h])
+                                }
+                            });
+                        }
+                    }
+                }};
+            }
+            if const { BITS == 5 || BITS == 6 } {
+                // Scales and offsets fill the registers: with them one panel after the other.
+                let step = const { if ZERO == OFFSET { 1 } else { P } };
+                let mut raw = [[_mm256_setzero_si256(); 2]; P];
+                for at in 0..per_tile / 4 {
                     for first in (0..P).step_by(step) {
                         for p in first..first + step {
                             for h in 0..2 {
                                 // SAFETY: panel p's tile, within `data` as asserted.
-                                raw[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), field, h) };
+                                raw[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), at, h) };
                             }
                         }
                         for byte in 0..4 {
-                            add_column!(first..first + step, field * 4 + byte, |p, h| {
+                            add_column!(first..first + step, at * 4 + byte, |p, h| {
                                 let code = column(raw[p][h], byte);
                                 match ZERO {
                                     MIDDLE => _mm256_sub_ps(code, middle),
@@ -297,16 +321,13 @@ mod x86 {
                             });
                         }
                     }
-                    continue;
                 }
-                for byte in 0..4 {
-                    let shift = byte as u32 * 8 + field as u32 * const { field_bits(BITS) };
-                    add_column!(0..P, field * 4 + byte, |p, h| match ZERO {
-                        SIGNED => signed_codes::<BITS>(raw[p][h], shift),
-                        ZERO_POINT => _mm256_sub_ps(codes::<BITS>(raw[p][h], shift), params[p].zero[h]),
-                        _ => _mm256_fmadd_ps(codes::<BITS>(raw[p][h], shift), params[p].scale[h], params[p].offset[h]),
-                    });
-                }
+            } else if const { BITS == 3 } {
+                // One after the other, not in a loop: the compiler would leave it rolled up, and the words in memory.
+                add_word!(0, |tile, h| nibbles(tile, h)[0]);
+                add_word!(8, |tile, h| nibbles(tile, h)[1]);
+            } else {
+                add_word!(0, |tile, h| _mm256_loadu_si256(tile.add(h * 32).cast()));
             }
             tile = tile.wrapping_add(tile_bytes);
             x = x.wrapping_add(per_tile * R);
@@ -314,14 +335,14 @@ mod x86 {
         *sums = acc;
     }
 
-    /// The highest bit of each code of a lane.
-    const fn highest_bits(bits: u32) -> u32 {
-        let (mut mask, mut at) = (0, bits - 1);
-        while at < 32 {
-            mask |= 1 << at;
-            at += field_bits(bits);
+    /// The highest bit of each code of a byte.
+    const fn highest_bits(bits: u32) -> i8 {
+        match bits {
+            2 => 0xaau8 as i8,
+            3 => 0x44,
+            4 => 0x88u8 as i8,
+            _ => 0x80u8 as i8,
         }
-        mask
     }
 
     /// More rows than leave registers for converting: one panel of weights, a few places at a time.
@@ -345,67 +366,14 @@ mod x86 {
         }
     }
 
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn direct_dense<const DTYPE: usize, const R: usize, const P: usize>(
-        w: Weights<'_>,
-        panel: usize,
-        x: &[f32],
-        c: &mut [f32],
-    ) {
-        let Weights::Dense(w) = w else { unreachable!("asked for with dense weights") };
-        let k = w.k();
-        assert!(x.len() == k * R && c.len() == R * P * PANEL);
-        let mut data = [w.data().slice(0..0); P];
-        for p in 0..P {
-            data[p] = w.data().slice((panel + p) * k * PANEL..(panel + p + 1) * k * PANEL);
-        }
-        let mut y: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
-        for j in 0..k {
-            let mut weight = [[_mm256_setzero_ps(); 2]; P];
-            for p in 0..P {
-                let at = j * PANEL;
-                weight[p] = match (DTYPE, &data[p]) {
-                    (F16, Floats::F16(v)) => {
-                        prefetch(v, at + 1024);
-                        load_f16(&v[at..])
-                    }
-                    (BF16, Floats::BF16(v)) => {
-                        prefetch(v, at + 1024);
-                        load_bf16(&v[at..])
-                    }
-                    (F32, Floats::F32(v)) => {
-                        prefetch(v, at + 512);
-                        load_f32(&v[at..])
-                    }
-                    _ => unreachable!("asked for with another type"),
-                };
-            }
-            for r in 0..R {
-                let v = _mm256_set1_ps(x[j * R + r]);
-                for p in 0..P {
-                    for h in 0..2 {
-                        y[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], y[r][p][h]);
-                    }
-                }
-            }
-        }
-        store(&y, c);
-    }
-
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn store<const R: usize, const P: usize>(y: &Sums<R, P>, c: &mut [f32]) {
+    pub(super) fn store<const R: usize, const P: usize>(y: &Sums<R, P>, c: &mut [f32]) {
         for r in 0..R {
             for p in 0..P {
                 store_f32(y[r][p], &mut c[(r * P + p) * PANEL..]);
             }
         }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    fn prefetch<T>(v: &[T], at: usize) {
-        _mm_prefetch::<_MM_HINT_T0>(v.as_ptr().wrapping_add(at).cast());
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -443,20 +411,6 @@ mod x86 {
                     }
                 }
             }
-        }
-    }
-
-    #[target_feature(enable = "avx2,f16c")]
-    pub(super) fn convert_dense(w: Weights<'_>, panel: usize, places: Range<usize>, out: &mut [f32], stride: usize) {
-        let Weights::Dense(w) = w else { unreachable!("asked for with dense weights") };
-        let data = w.data().slice((panel * w.k() + places.start) * PANEL..(panel * w.k() + places.end) * PANEL);
-        for j in 0..places.len() {
-            let weight = match data {
-                Floats::F16(v) => load_f16(&v[j * PANEL..]),
-                Floats::BF16(v) => load_bf16(&v[j * PANEL..]),
-                Floats::F32(v) => load_f32(&v[j * PANEL..]),
-            };
-            store_f32(weight, &mut out[j * stride..]);
         }
     }
 

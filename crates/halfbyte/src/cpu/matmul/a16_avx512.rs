@@ -51,7 +51,8 @@ fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
     match w {
         Weights::Quantized(w) => match w.bits() {
             2 => quantized::<2>(height, panels),
-            3 | 4 => quantized::<4>(height, panels),
+            3 => quantized::<3>(height, panels),
+            4 => quantized::<4>(height, panels),
             5 => quantized::<5>(height, panels),
             6 => quantized::<6>(height, panels),
             _ => quantized::<8>(height, panels),
@@ -68,7 +69,8 @@ fn convert(w: Weights<'_>) -> ConvertFn {
     match w {
         Weights::Quantized(w) => match w.bits() {
             2 => x86::convert_quantized::<2>,
-            3 | 4 => x86::convert_quantized::<4>,
+            3 => x86::convert_quantized::<3>,
+            4 => x86::convert_quantized::<4>,
             5 => x86::convert_quantized::<5>,
             6 => x86::convert_quantized::<6>,
             _ => x86::convert_quantized::<8>,
@@ -83,7 +85,7 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::Weights;
-    use crate::cpu::x86::avx512::{Numbers, load_bf16, load_f16, load_f32, load_u16, quad, room};
+    use crate::cpu::x86::avx512::{Numbers, load_bf16, load_f16, load_f32, load_u16, nibbles, quad, room};
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, planes, tile_bytes};
     use crate::tensor::Floats;
     use std::arch::x86_64::*;
@@ -292,11 +294,15 @@ mod x86 {
                     if QUAD < per_tile / 4 {
                         let mut raw = [_mm512_setzero_si512(); P];
                         for p in 0..P {
+                            let tile = tile.wrapping_add(p * o.panel_bytes);
                             // SAFETY: panel p's tile, within `codes` as asserted.
-                            raw[p] = unsafe { quad::<BITS>(tile.add(p * o.panel_bytes), QUAD) };
+                            raw[p] = unsafe {
+                                if BITS == 3 { nibbles(tile)[QUAD / 2 % 2] } else { quad::<BITS>(tile, QUAD) }
+                            };
                         }
+                        let shift = if BITS == 3 { QUAD as u32 % 2 * 4 } else { 0 };
                         unrolled!(BYTE in [0, 1, 2, 3] {
-                            add_column!(raw, BYTE as u32 * 8, QUAD * 4 + BYTE);
+                            add_column!(raw, BYTE as u32 * 8 + shift, QUAD * 4 + BYTE);
                         });
                     }
                 });

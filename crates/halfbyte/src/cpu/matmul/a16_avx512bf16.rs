@@ -232,7 +232,8 @@ fn pair(row: &[bf16], columns: Option<&[u32]>, out: &mut [u32]) {
 pub(super) fn convert(w: &CpuN16) -> ConvertFn {
     match w.bits() {
         2 => x86::convert::<2>,
-        3 | 4 => x86::convert::<4>,
+        3 => x86::convert::<3>,
+        4 => x86::convert::<4>,
         5 => x86::convert::<5>,
         6 => x86::convert::<6>,
         _ => x86::convert::<8>,

@@ -84,7 +84,8 @@ impl Operands for Bytes<'_> {
         unsafe {
             match self.w.bits() {
                 2 => x86::convert::<2>(self.w, panel, piece, out),
-                3 | 4 => x86::convert::<4>(self.w, panel, piece, out),
+                3 => x86::convert::<3>(self.w, panel, piece, out),
+                4 => x86::convert::<4>(self.w, panel, piece, out),
                 5 => x86::convert::<5>(self.w, panel, piece, out),
                 6 => x86::convert::<6>(self.w, panel, piece, out),
                 _ => x86::convert::<8>(self.w, panel, piece, out),

@@ -3,7 +3,7 @@
 //! As [`a8_avx512vnni`](super::a8_avx512vnni), 16 outputs in two registers of 8. Without a dot product of four bytes the
 //! sums are made in two steps.
 //!
-//! * Fields of 2 and 4 bits: `vpmaddubsw` multiplies bytes and adds pairs in int16. A pair is at most 2·15·128 = 3840,
+//! * Codes of 2 to 4 bits: `vpmaddubsw` multiplies bytes and adds pairs in int16. A pair is at most 2·15·128 = 3840,
 //!   so that eight of them fit in int16; they are added there, and widened to int32 (`vpmaddwd` by ones) a few tiles at
 //!   a time. Nothing saturates.
 //! * Fields of 8 bits: a pair is up to 2·255·128, too large for int16. Bytes are split into words of the even and of the
@@ -30,7 +30,8 @@ fn tile(bits: u32, height: usize, panels: usize) -> TileFn {
     }
     match bits {
         2 => of_bits::<2>(height, panels),
-        3 | 4 => of_bits::<4>(height, panels),
+        3 => of_bits::<3>(height, panels),
+        4 => of_bits::<4>(height, panels),
         5 => of_bits::<5>(height, panels),
         6 => of_bits::<6>(height, panels),
         8 => of_bits::<8>(height, panels),
@@ -41,7 +42,7 @@ fn tile(bits: u32, height: usize, panels: usize) -> TileFn {
 mod x86 {
     use super::super::quantized_act::Tile;
     use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, quad, room, store_f32};
-    use crate::layout::cpu_n16::{PANEL, PackedZeros, planes, quads, tile_bytes};
+    use crate::layout::cpu_n16::{PANEL, PackedZeros, quads, tile_bytes};
     use std::arch::x86_64::*;
 
     /// Sums of `R` rows by `P` panels, each in two registers of 8 outputs.
@@ -89,7 +90,7 @@ mod x86 {
             let codes = &codes[span.tile * tile_bytes..];
             if BITS == 8 {
                 dot_bytes::<R, P>(codes, panel_bytes, x, &mut acc);
-            } else if const { planes(BITS).1 > 0 } {
+            } else if BITS > 4 {
                 dot_planes::<BITS, R, P>(codes, panel_bytes, x, &mut acc);
             } else {
                 dot::<BITS, R, P>(codes, panel_bytes, x, &mut acc);
@@ -123,29 +124,28 @@ mod x86 {
         }
     }
 
-    /// Adds the dot products of a span's codes of 2 or 4 bits, panels `panel_bytes` apart, and x `[place / 4][R][4]` to
+    /// Adds the dot products of a span's codes of 2 to 4 bits, panels `panel_bytes` apart, and x `[place / 4][R][4]` to
     /// `acc`.
     ///
     /// A function of its own, not inlined, so that the sums stay in registers all through the inner loop.
     #[inline(never)]
     #[target_feature(enable = "avx2")]
-    fn dot<const FIELD: u32, const R: usize, const P: usize>(
+    fn dot<const BITS: u32, const R: usize, const P: usize>(
         codes: &[u8],
         panel_bytes: usize,
         x: &[i8],
         acc: &mut Sums<R, P>,
     ) {
-        let fields = const { (8 / FIELD) as usize };
         // Sums of this many tiles stay within int16. (Codes of more bits go to `dot_planes` and `dot_bytes`.)
         let chunk = const {
-            let pair = 2 * ((1 << FIELD) - 1) * 128;
-            let tiles = if FIELD == 4 { 4 } else { 8 };
-            assert!(FIELD > 4 || tiles * (8 / FIELD as i32) * pair <= i16::MAX as i32);
+            let pair = 2 * ((1 << BITS) - 1) * 128;
+            let tiles = if BITS == 2 { 8 } else { 4 };
+            assert!(BITS > 4 || tiles * quads(BITS) as i32 * pair <= i16::MAX as i32);
             tiles as usize
         };
-        let tiles = x.len() / (fields * R * 4);
-        assert!(tiles * 64 + (P - 1) * panel_bytes <= codes.len());
-        let mask = _mm256_set1_epi8(((1u32 << FIELD) - 1) as i8);
+        let (tile_bytes, quads) = const { (tile_bytes(BITS), quads(BITS)) };
+        let tiles = x.len() / (quads * R * 4);
+        assert!(tiles * tile_bytes + (P - 1) * panel_bytes <= codes.len());
         let ones = _mm256_set1_epi16(1);
         let (mut tile, mut x) = (codes.as_ptr(), x.as_ptr());
         let mut left = tiles;
@@ -154,14 +154,12 @@ mod x86 {
             left -= count;
             let mut sums: Sums<R, P> = [[[_mm256_setzero_si256(); 2]; P]; R];
             for _ in 0..count {
-                for i in 0..fields {
+                for i in 0..quads {
                     let mut codes = [[_mm256_setzero_si256(); 2]; P];
                     for p in 0..P {
                         for h in 0..2 {
-                            // SAFETY: half of the 64 bytes of panel p's tile, within `codes` as asserted.
-                            let raw = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
-                            let shift = _mm_cvtsi32_si128((i as u32 * FIELD) as i32);
-                            codes[p][h] = _mm256_and_si256(_mm256_srl_epi32(raw, shift), mask);
+                            // SAFETY: panel p's tile, within `codes` as asserted.
+                            codes[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), i, h) };
                         }
                     }
                     for r in 0..R {
@@ -176,13 +174,15 @@ mod x86 {
                     }
                 }
                 if R <= 2 {
-                    for p in 0..P {
-                        // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
-                        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
+                    for at in (0..tile_bytes).step_by(64) {
+                        for p in 0..P {
+                            // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
+                            _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + at + 1024).cast());
+                        }
                     }
                 }
-                x = x.wrapping_add(fields * R * 4);
-                tile = tile.wrapping_add(64);
+                x = x.wrapping_add(quads * R * 4);
+                tile = tile.wrapping_add(tile_bytes);
             }
             for r in 0..R {
                 for p in 0..P {
@@ -207,7 +207,7 @@ mod x86 {
         // Sums of half of a tile's quads stay within int16.
         let chunk = const {
             let pair = 2 * ((1 << BITS) - 1) * 128;
-            assert!(planes(BITS).1 == 0 || quads(BITS) as i32 / 2 * pair <= i16::MAX as i32);
+            assert!(BITS <= 4 || BITS == 8 || quads(BITS) as i32 / 2 * pair <= i16::MAX as i32);
             quads(BITS) / 2
         };
         let (tile_bytes, quads) = const { (tile_bytes(BITS), quads(BITS)) };

@@ -42,7 +42,8 @@ fn tile(bits: u32, height: usize, panels: usize) -> TileFn {
     }
     match bits {
         2 => of_bits::<2>(height, panels),
-        3 | 4 => of_bits::<4>(height, panels),
+        3 => of_bits::<3>(height, panels),
+        4 => of_bits::<4>(height, panels),
         5 => of_bits::<5>(height, panels),
         6 => of_bits::<6>(height, panels),
         8 => of_bits::<8>(height, panels),

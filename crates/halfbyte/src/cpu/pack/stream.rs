@@ -2,19 +2,19 @@
 
 use crate::cpu::isa::Isa;
 
-/// Copies whole lines of 64 bytes; `to` must lie at an address that is a multiple of 64. [`finish`] must follow before
-/// other threads may look.
+/// Copies; past the caches where `to` is whole lines of 64 bytes. [`finish`] must follow before other threads may look.
 #[inline(always)]
 pub(super) fn copy(isa: Isa, from: &[u32], to: &mut [u8]) {
-    assert!(from.len() * 4 == to.len() && to.len().is_multiple_of(64));
+    assert!(from.len() * 4 == to.len());
+    let whole_lines = to.len().is_multiple_of(64) && to.as_ptr().addr().is_multiple_of(64);
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Caps` with this family is made only where the processor was found to have it; as long, in whole
-        // lines, and aligned, checked here and before.
-        Isa::Avx512 | Isa::Amx if to.as_ptr().addr().is_multiple_of(64) => unsafe { x86::copy_avx512(from, to) },
+        // lines, and aligned, checked here.
+        Isa::Avx512 | Isa::Amx if whole_lines => unsafe { x86::copy_avx512(from, to) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Isa::Avx2 if to.as_ptr().addr().is_multiple_of(64) => unsafe { x86::copy_avx2(from, to) },
+        Isa::Avx2 if whole_lines => unsafe { x86::copy_avx2(from, to) },
         _ => to.copy_from_slice(bytemuck::cast_slice(from)),
     }
 }

@@ -3,7 +3,7 @@
 use super::stream;
 use crate::cpu::isa::{Isa, per_isa};
 use crate::layout::codes::{NIBBLES, OUTPUT_OF_NIBBLE};
-use crate::layout::cpu_n16::PANEL;
+use crate::layout::cpu_n16::{PANEL, columns_per_tile, pressed, tile_bytes};
 
 /// Tiles of a panel that are made before they are stored.
 const RUN: usize = 8;
@@ -193,25 +193,31 @@ pub(super) struct Rows<'a> {
 }
 
 per_isa! {
-    /// Codes that take a byte each, and `field` bits in a tile.
-    pub(super) fn bytes(rows: Rows<'_>, field: u32, to: &mut Panels<'_>) {
-        let (tiles, per_tile) = (to.tiles, 32 / field as usize);
+    /// Codes that take a byte each, and `bits` bits in a tile, which are 2, 3, 4 or 8.
+    pub(super) fn bytes(rows: Rows<'_>, bits: u32, to: &mut Panels<'_>) {
+        let (tiles, per_tile, tile_bytes) = (to.tiles, columns_per_tile(bits), tile_bytes(bits));
         let flip = u32::from_ne_bytes([rows.flip; 4]);
-        for (panel, out) in to.out.chunks_exact_mut(tiles * 64).enumerate() {
-            for first in (0..tiles).step_by(16) {
-                let run = 16.min(tiles - first);
+        // Of 3 bits those of 4, two a tile, are pressed together.
+        let at_a_time = if bits == 3 { 8 } else { 16 };
+        for (panel, out) in to.out.chunks_exact_mut(tiles * tile_bytes).enumerate() {
+            for first in (0..tiles).step_by(at_a_time) {
+                let run = at_a_time.min(tiles - first);
                 let mut block = [0u32; 256];
                 for (i, row) in block.as_chunks_mut::<16>().0.iter_mut().enumerate() {
                     let from = (panel * PANEL + i) * rows.stride + first * per_tile;
                     let codes = rows.codes[from..][..run * per_tile].as_chunks::<4>().0;
-                    match field {
+                    match bits {
                         8 => words_of::<1>(codes, flip, row),
-                        4 => words_of::<2>(codes, flip, row),
+                        3 | 4 => words_of::<2>(codes, flip, row),
                         _ => words_of::<4>(codes, flip, row),
                     }
                 }
-                let tiles = transposed(&block);
-                stream::copy(to.isa, &tiles[..run * PANEL], &mut out[first * 64..][..run * 64]);
+                let mut tiles = transposed(&block);
+                if bits == 3 {
+                    tiles = all_pressed(&tiles);
+                }
+                let len = run * tile_bytes;
+                stream::copy(to.isa, &tiles[..len / 4], &mut out[first * tile_bytes..][..len]);
             }
         }
     }
@@ -261,6 +267,24 @@ fn planes_of<const HIGH: usize>(rows: &Rows<'_>, to: &mut Panels<'_>) {
             stream::copy(to.isa, &block[..run * tile], &mut out[first * tile * 4..][..run * tile * 4]);
         }
     }
+}
+
+/// Sixteen tiles of 4 bits that hold 3, as eight of 3 bits.
+#[inline(always)]
+fn all_pressed(tiles: &[u32; 256]) -> [u32; 256] {
+    /// Words of a tile of 3 bits.
+    const WORDS: usize = PANEL * 3 / 2;
+    let mut out = [0; 256];
+    for (two, out) in tiles.as_chunks::<{ 2 * PANEL }>().0.iter().zip(out.as_chunks_mut::<WORDS>().0) {
+        let mut highs = [0u16; PANEL];
+        for lane in 0..PANEL {
+            (out[lane], highs[lane]) = pressed([two[lane], two[PANEL + lane]]);
+        }
+        for (out, [a, b]) in out[PANEL..].iter_mut().zip(highs.as_chunks::<2>().0) {
+            *out = u32::from(*a) | u32::from(*b) << 16;
+        }
+    }
+    out
 }
 
 /// Each `FIELDS` times four codes to a lane: the first four in the lowest fields of its bytes.

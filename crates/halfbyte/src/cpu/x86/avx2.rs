@@ -68,6 +68,37 @@ pub(in crate::cpu) fn store_f32(v: [__m256; 2], out: &mut [f32]) {
     }
 }
 
+/// The two planes of a tile of 3 bits for eight outputs, from `8·half` on: bits 0 and 1 of codes, and bit 2 of those of either tile of
+/// 4 bits that it is made of, in bits 2 and 6 of each byte or 3 and 7.
+///
+/// # Safety
+/// `tile` is that of a tile of codes of 3 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn planes_of_3(tile: *const u8, half: usize) -> [__m256i; 2] {
+    // SAFETY: half of the 64 bytes that hold bits 0 and 1, and of the 32 that hold bit 2.
+    let (low, high) =
+        unsafe { (_mm256_loadu_si256(tile.add(half * 32).cast()), _mm_loadu_si128(tile.add(64 + half * 16).cast())) };
+    let high = _mm256_cvtepu16_epi32(high);
+    [low, _mm256_or_si256(high, _mm256_slli_epi32::<18>(high))]
+}
+
+/// Eight outputs, from `8·half` on, of a tile of 3 bits as those of two tiles of 4 bits.
+///
+/// # Safety
+/// `tile` is that of a tile of codes of 3 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::cpu) unsafe fn nibbles(tile: *const u8, half: usize) -> [__m256i; 2] {
+    // SAFETY: promised to this function.
+    let [low, high] = unsafe { planes_of_3(tile, half) };
+    let joined = |low, high| {
+        let low = _mm256_and_si256(low, _mm256_set1_epi32(0x3333_3333));
+        _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi32(0x4444_4444)))
+    };
+    [joined(low, high), joined(_mm256_srli_epi32::<2>(low), _mm256_srli_epi32::<1>(high))]
+}
+
 /// Quad `i` of a tile: four columns of eight outputs, from output `8·half` on, a byte each.
 ///
 /// # Safety
@@ -75,6 +106,14 @@ pub(in crate::cpu) fn store_f32(v: [__m256; 2], out: &mut [f32]) {
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::cpu) unsafe fn quad<const BITS: u32>(tile: *const u8, i: usize, half: usize) -> __m256i {
+    if BITS == 3 {
+        // SAFETY: promised to this function.
+        let [low, high] = unsafe { planes_of_3(tile, half) };
+        let low = _mm256_srl_epi32(low, _mm_cvtsi32_si128((i % 2 * 4 + i / 2 * 2) as i32));
+        let high = _mm256_srl_epi32(high, _mm_cvtsi32_si128((i % 2 * 4 + i / 2) as i32));
+        let low = _mm256_and_si256(low, _mm256_set1_epi8(3));
+        return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(4)));
+    }
     let (field, high) = const { planes(BITS) };
     let fields = const { 8 / planes(BITS).0 as usize };
     // SAFETY: half of the 64 bytes that hold the low fields of this quad.

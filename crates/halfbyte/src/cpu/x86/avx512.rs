@@ -59,6 +59,34 @@ fn store_f32(v: __m512, out: &mut [f32; PANEL]) {
     unsafe { _mm512_storeu_ps(out.as_mut_ptr(), v) };
 }
 
+/// The two planes of a tile of 3 bits: bits 0 and 1 of codes, and bit 2 of those of either tile of 4 bits that it is made of, in bits 2
+/// and 6 of each byte or 3 and 7.
+///
+/// # Safety
+/// `tile` is that of a tile of codes of 3 bits.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn planes_of_3(tile: *const u8) -> [__m512i; 2] {
+    // SAFETY: the 64 bytes that hold bits 0 and 1, and the 32 that hold bit 2.
+    let (low, high) = unsafe { (_mm512_loadu_si512(tile.cast()), _mm256_loadu_si256(tile.add(64).cast())) };
+    let high = _mm512_cvtepu16_epi32(high);
+    [low, _mm512_or_si512(high, _mm512_slli_epi32::<18>(high))]
+}
+
+/// A tile of 3 bits as two tiles of 4 bits, of whose codes the highest bits mean nothing.
+///
+/// # Safety
+/// `tile` is that of a tile of codes of 3 bits.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(in crate::cpu) unsafe fn nibbles(tile: *const u8) -> [__m512i; 2] {
+    // SAFETY: promised to this function.
+    let [low, high] = unsafe { planes_of_3(tile) };
+    // mask ? high : low
+    let joined = |low, high| _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi32(0x4444_4444), high, low);
+    [joined(low, high), joined(_mm512_srli_epi32::<2>(low), _mm512_srli_epi32::<1>(high))]
+}
+
 /// Quad `i` of a tile whose codes lie in two planes: four columns of 16 outputs, a byte each.
 ///
 /// # Safety
@@ -66,6 +94,15 @@ fn store_f32(v: __m512, out: &mut [f32; PANEL]) {
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(in crate::cpu) unsafe fn quad<const BITS: u32>(tile: *const u8, i: usize) -> __m512i {
+    if BITS == 3 {
+        // SAFETY: promised to this function.
+        let [low, high] = unsafe { planes_of_3(tile) };
+        let low = _mm512_srl_epi32(low, _mm_cvtsi32_si128((i % 2 * 4 + i / 2 * 2) as i32));
+        let high = _mm512_srl_epi32(high, _mm_cvtsi32_si128((i % 2 * 4 + i / 2) as i32));
+        let low = _mm512_and_si512(low, _mm512_set1_epi32(0x0303_0303));
+        // low | high & mask
+        return _mm512_ternarylogic_epi32::<0xf8>(low, high, _mm512_set1_epi32(0x0404_0404));
+    }
     let (high, above) = const { (planes(BITS).1 as usize, tile_bytes(BITS) - 64) };
     // SAFETY: a tile of nibbles, and the plane above them.
     let (mut low, above) =

@@ -8,7 +8,7 @@ use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::WeightFormat;
-use crate::layout::cpu_n16::field_bits;
+use crate::layout::codes::field_bits;
 use crate::layout::cuda_wna16::{STEP, STRIP};
 use crate::tensor::Float;
 use std::ops::Range;

@@ -13,7 +13,7 @@ use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat, Zero};
 use crate::kernel::{Activation, Problem, Reason};
-use crate::layout::cpu_n16::field_bits;
+use crate::layout::codes::field_bits;
 use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
 use half::{bf16, f16};

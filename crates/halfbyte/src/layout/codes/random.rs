@@ -1,11 +1,11 @@
 //! Codes that lie nowhere: each word of 32 bits is a function of its number, the same on a CPU and on a GPU.
 //!
 //! ```text
-//! word t of output i has the number  first + i · words + t     words = ceil(k · field / 32), the fields of `cpu_n16`
+//! word t of output i has the number  first + i · words + t     words = ceil(k · field / 32), fields of `field_bits`
 //! its codes are those of a stream along the row, as in `words_along`; of 3 bits those in the low bits of fields of 4
 //! ```
 
-use crate::layout::cpu_n16::field_bits;
+use super::field_bits;
 use std::ops::Range;
 
 /// Numbers of a seed: no matrix has as many words.

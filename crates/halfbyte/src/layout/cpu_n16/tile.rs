@@ -35,23 +35,21 @@ impl Held {
     }
 }
 
-/// Bits that a code's field takes in a tile.
-pub const fn field_bits(bits: u32) -> u32 {
-    if bits == 3 { 4 } else { bits }
-}
-
-/// Bits of a code that lie in the tile's first words, and those that lie in its last 64 bytes; of most none do.
+/// Bits of a code that lie in the words that a tile begins with, and those that lie in the plane after them; of most none do.
 pub const fn planes(bits: u32) -> (u32, u32) {
     match bits {
+        3 => (2, 1),
         5 => (4, 1),
         6 => (4, 2),
-        _ => (field_bits(bits), 0),
+        _ => (bits, 0),
     }
 }
 
 /// Columns that a tile holds.
 pub const fn columns_per_tile(bits: u32) -> usize {
     match planes(bits) {
+        // Groups begin with a tile: half a plane of single bits wastes less in short ones.
+        (2, _) => 16,
         (low, 0) => (32 / low) as usize,
         (_, high) => (32 / high) as usize,
     }
@@ -64,13 +62,19 @@ pub const fn quads(bits: u32) -> usize {
 
 /// Bytes of a tile.
 pub const fn tile_bytes(bits: u32) -> usize {
-    let (low, high) = planes(bits);
-    columns_per_tile(bits) * low as usize / 32 * 64 + if high > 0 { 64 } else { 0 }
+    PANEL * columns_per_tile(bits) * bits as usize / 8
 }
 
 /// Codes of columns 4·quad … 4·quad + 3 of a tile, `[16][4]`.
 #[inline(always)]
 pub(crate) fn quad(tile: &[u8], bits: u32, quad: usize) -> [u8; 4 * PANEL] {
+    if bits == 3 {
+        let mut codes = [0; 4 * PANEL];
+        for (lane, codes) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            *codes = (nibbles(tile, lane)[quad / 2] >> (quad % 2 * 4) & 0x0f0f_0f0f).to_le_bytes();
+        }
+        return codes;
+    }
     let (low, high) = planes(bits);
     let (per_byte, mask) = (8 / low as usize, ((1u32 << low) - 1) as u8);
     let (lows, shift) = (&tile[quad / per_byte * 64..][..64], quad % per_byte * low as usize);
@@ -86,6 +90,9 @@ pub(crate) fn quad(tile: &[u8], bits: u32, quad: usize) -> [u8; 4 * PANEL] {
 /// The code of a lane and a column of a tile.
 #[inline(always)]
 pub(crate) fn code(tile: &[u8], bits: u32, lane: usize, column: usize) -> u8 {
+    if bits == 3 {
+        return (nibbles(tile, lane)[column / 8] >> (column % 4 * 8 + column / 4 % 2 * 4)) as u8 & 7;
+    }
     let (low, high) = planes(bits);
     let (quad, at, per_byte) = (column / 4, lane * 4 + column % 4, 8 / low as usize);
     let code = tile[quad / per_byte * 64 + at] >> (quad % per_byte * low as usize) & ((1u32 << low) - 1) as u8;
@@ -93,4 +100,35 @@ pub(crate) fn code(tile: &[u8], bits: u32, lane: usize, column: usize) -> u8 {
         return code;
     }
     code | (tile[tile_bytes(bits) - 64 + at] >> (quad * high as usize) & ((1 << high) - 1)) << low
+}
+
+/// Sets a code of 2, 3, 4 or 8 bits in a tile of zeros.
+pub(super) fn set(tile: &mut [u8], bits: u32, lane: usize, column: usize, code: u8) {
+    let (quad, byte) = (column / 4, column % 4);
+    if bits != 3 {
+        tile[lane * 4 + byte] |= code << (quad * bits as usize);
+        return;
+    }
+    tile[lane * 4 + byte] |= (code & 3) << (quad % 2 * 4 + quad / 2 * 2);
+    let bit = match byte * 8 + 2 + quad % 2 * 4 + quad / 2 {
+        bit @ ..16 => bit,
+        bit => bit - 18,
+    };
+    tile[64 + lane * 2 + bit / 8] |= (code >> 2) << (bit % 8);
+}
+
+/// A lane of a tile of 3 bits as lanes of two tiles of 4 bits.
+#[inline(always)]
+fn nibbles(tile: &[u8], lane: usize) -> [u32; 2] {
+    let low = u32::from_le_bytes(std::array::from_fn(|i| tile[lane * 4 + i]));
+    let high = u32::from(u16::from_le_bytes(std::array::from_fn(|i| tile[64 + lane * 2 + i])));
+    let high = high | high << 18;
+    [low & 0x3333_3333 | high & 0x4444_4444, low >> 2 & 0x3333_3333 | high >> 1 & 0x4444_4444]
+}
+
+/// Lanes of two tiles of 4 bits that hold 3, as a lane of a tile of 3 bits: its word, and its half of a word.
+#[inline(always)]
+pub(crate) fn pressed([a, b]: [u32; 2]) -> (u32, u16) {
+    let high = a & 0x4444_4444 | (b & 0x4444_4444) << 1;
+    (a & 0x3333_3333 | (b & 0x3333_3333) << 2, (high & 0xffff | high >> 18) as u16)
 }
