@@ -58,6 +58,11 @@ const HELD: [Held; 11] = [
     (8, "NUMBERS"),
 ];
 
+/// Whether columns may have been sorted: of what files hold in fewer bits than the format has they are not.
+fn orders((bits, kinds): Held) -> &'static [bool] {
+    if kinds == "NUMBERS" && bits != 5 { &[false, true] } else { &[false] }
+}
+
 fn held(w: &Wna16Weights) -> Held {
     let atom = w.atom();
     let kinds = match atom.table {
@@ -93,7 +98,7 @@ pub(super) fn instances_of(format: WeightFormat, tensor_cores: bool, to: Float) 
                 if format.bits > 4 { bits > 4 || kinds == "TABLES" } else { bits == format.bits }
             };
             let held = HELD.into_iter().filter(may);
-            held.flat_map(|held| [false, true].map(|sorted| wna16_instance(held, to, sorted))).collect()
+            held.flat_map(|held| orders(held).iter().map(move |&sorted| wna16_instance(held, to, sorted))).collect()
         }
         false => vec![plain_instance(field_bits(format.bits), to)],
     }
@@ -118,7 +123,7 @@ pub(super) fn plain_instances() -> Vec<Instance> {
 }
 
 pub(super) fn wna16_instances() -> Vec<Instance> {
-    let forms = HELD.into_iter().flat_map(|held| [(held, false), (held, true)]);
+    let forms = HELD.into_iter().flat_map(|held| orders(held).iter().map(move |&sorted| (held, sorted)));
     forms.flat_map(|(held, sorted)| TYPES.map(|to| wna16_instance(held, to, sorted))).collect()
 }
 

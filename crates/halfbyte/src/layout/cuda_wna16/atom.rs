@@ -140,9 +140,9 @@ impl Atom {
             (true, false) => scales.is_some(),
             (true, true) => scales.is_some_and(small) && offsets.is_some_and(small),
         };
-        // A factor is found by its group, and groups lie in order.
-        let ordered = part.group_index().is_none() && format.group == Group::Size(self.group);
-        codes && numbers && (ordered || !self.multiples)
+        // A factor is found by its group.
+        let by_group = !self.multiples || format.group == Group::Size(self.group);
+        codes && numbers && by_group && part.group_index().is_none()
     }
 
     /// The forms with multiples of halves that tensors of this one may have.
