@@ -239,7 +239,7 @@ impl Grouped {
         let problem = Problem { format: Some(first.format()), x, y, m: 1, n, k };
         let outputs = first.outputs();
         first_kernel!(
-            &gpu.caps(),
+            &first.caps(gpu),
             &problem,
             Kernel,
             form,

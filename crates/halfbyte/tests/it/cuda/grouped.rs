@@ -4,13 +4,14 @@ use super::gpus;
 use super::nn::experts::interleaved;
 use super::nn::{Bench, bits, close};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use crate::layout::k_types::Fewer;
 use halfbyte::cuda::Workspace;
 use halfbyte::cuda::driver::{Buffer, FloatView, View};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, Grouped, GroupedCall, Packed, Packer};
 use halfbyte::cuda::nn::{Assignment, Deal, Gate};
 use halfbyte::format::reference::dequantize;
 use halfbyte::kernel::{Activation, Problem};
-use halfbyte::{Float, QTensor};
+use halfbyte::{Float, QTensor, StoredTensor};
 
 #[test]
 fn rows_are_dealt_out_in_order() {
@@ -150,10 +151,23 @@ fn multiplied(bench: &Bench<'_>, product: &Grouped, dealt: &Dealt, (x, x_type): 
     got
 }
 
-fn packed(random: &mut Random, name: &str, shape: [usize; 2], x: Float) -> QTensor {
+/// A format, and whether files hold its codes in fewer bits: all in turns.
+fn format_of(case: usize) -> (&'static str, Option<Fewer>) {
+    const FEWER: [Fewer; 2] = [Fewer::FiveBits, Fewer::Table];
+    let at = case % (FORMATS.len() + FEWER.len());
+    FORMATS.get(at).map_or_else(|| ("w8a16-g32", Some(FEWER[at - FORMATS.len()])), |&name| (name, None))
+}
+
+fn packed(random: &mut Random, name: &str, shape: [usize; 2], x: Float, fewer: Option<Fewer>) -> QTensor {
     let mut weight = parse(name).weight;
     weight.scale = x;
-    with_zeros_in_bytes(random.qtensor(weight, shape, false))
+    let w = with_zeros_in_bytes(random.qtensor(weight, shape, false));
+    fewer.map_or(w.clone(), |fewer| fewer.of(&w))
+}
+
+/// As files hold it.
+fn stored(w: &QTensor, fewer: Option<Fewer>) -> StoredTensor<'_> {
+    fewer.map_or_else(|| w.into(), |fewer| fewer.stored(w))
 }
 
 #[test]
@@ -161,13 +175,14 @@ fn each_row_is_multiplied_by_its_weight() {
     for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
         let (bench, mut random) = (Bench::new(&gpu), Random(72));
         for case in 0..36 {
-            let (name, x_type) = (FORMATS[case % 12], [Float::F16, Float::BF16][case / 12 % 2]);
+            let ((name, fewer), x_type) = (format_of(case), [Float::F16, Float::BF16][case / 18 % 2]);
             let (count, rows) = (1 + random.below(6), [1, 5, 20, 90, 300, 900][random.below(6)]);
             let (n, k) = (1 + random.below(700), 64 * (1 + random.below(24)));
             let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
-            let tensors: Vec<_> = (0..count).map(|_| packed(&mut random, name, [n, k], x_type)).collect();
+            let tensors: Vec<_> = (0..count).map(|_| packed(&mut random, name, [n, k], x_type, fewer)).collect();
             let act = parse(name).act;
-            let pack = |w: &QTensor| matmul::pack(&gpu, &bench.stream, w, act, x_type).unwrap();
+            let mut packer = Packer::new(&gpu, &bench.stream);
+            let pack = |w: &QTensor| packer.pack(&[&stored(w, fewer)], act, x_type).unwrap();
             let weights: Vec<Packed> = tensors.iter().map(pack).collect();
             let biases: Vec<Buffer<f32>> = (0..count).map(|_| bench.upload(&random.normals(n))).collect();
             let all: Vec<_> = weights.iter().zip(&biases).map(|(w, bias)| (w, Some(bias.view()))).collect();
@@ -237,17 +252,19 @@ fn gates_let_through_what_they_should() {
     for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
         let (bench, mut random) = (Bench::new(&gpu), Random(73));
         for case in 0..36 {
-            let (name, x_type) = (FORMATS[case % 12], [Float::F16, Float::BF16][case / 12 % 2]);
+            let ((name, fewer), x_type) = (format_of(case), [Float::F16, Float::BF16][case / 18 % 2]);
             let (count, rows) = (1 + random.below(5), [1, 9, 60, 400, 1500][random.below(5)]);
             let (inner, k) = (8 * (1 + random.below(60)), 64 * (1 + random.below(20)));
             let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
             let gate = gate_of(case);
             let act = parse(name).act;
-            let mut draw = || packed(&mut random, name, [inner, k], x_type);
+            let mut draw = || packed(&mut random, name, [inner, k], x_type, fewer);
             let tensors: Vec<[QTensor; 2]> = (0..count).map(|_| [draw(), draw()]).collect();
             let mut packer = Packer::new(&gpu, &bench.stream).with_slab_bytes(1 << [30, 14][case % 2]);
-            let mut pack =
-                |[first, up]: &[QTensor; 2]| packer.pack_gated([&first.into(), &up.into()], act, gate).unwrap();
+            let mut pack = |pair: &[QTensor; 2]| {
+                let pair = pair.each_ref().map(|w| stored(w, fewer));
+                packer.pack_gated(pair.each_ref(), act, gate).unwrap()
+            };
             let weights: Vec<Packed> = tensors.iter().map(&mut pack).collect();
             let biases: Vec<[Vec<f32>; 2]> = (0..count).map(|_| [(); 2].map(|()| random.normals(inner))).collect();
             let of_biases: Vec<Buffer<f32>> = biases.iter().map(|pair| bench.upload(&interleaved(pair))).collect();
@@ -303,7 +320,7 @@ fn products_alone_gate_what_they_leave() {
             let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
             let gate = gate_of(case);
             let act = parse(name).act;
-            let pair = [(); 2].map(|()| packed(&mut random, name, [inner, k], x_type));
+            let pair = [(); 2].map(|()| packed(&mut random, name, [inner, k], x_type, None));
             let mut packer = Packer::new(&gpu, &bench.stream);
             let w = packer.pack_gated(pair.each_ref().map(Into::into).each_ref(), act, gate).unwrap();
             assert_eq!((w.shape(), w.outputs(), w.gate()), ([2 * inner, k], inner, Some(gate)));
@@ -358,7 +375,7 @@ fn products_alone_gate_what_they_leave() {
 fn weights_that_do_not_go_together_are_refused() {
     for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
         let (bench, mut random) = (Bench::new(&gpu), Random(74));
-        let mut draw = |name: &str, shape| packed(&mut random, name, shape, Float::F16);
+        let mut draw = |name: &str, shape| packed(&mut random, name, shape, Float::F16, None);
         let act = parse("w4a16-g128").act;
         let [first, second] = [(); 2].map(|()| draw("w4a16-g128", [64, 256]));
         let pack = |w: &QTensor| matmul::pack(&gpu, &bench.stream, w, act, Float::F16).unwrap();

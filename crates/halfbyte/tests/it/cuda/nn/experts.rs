@@ -3,6 +3,7 @@
 use super::{Bench, TYPES, bits, close, single, whole};
 use crate::cuda::gpus;
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use crate::layout::k_types::Fewer;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Packed, Packer};
 use halfbyte::cuda::nn::{self, ChosenRows, ExpertsGemv, Gate};
@@ -151,22 +152,30 @@ fn rows_go_through_the_experts_that_they_chose() {
             "w2a16-g64",
             "w3a16-g128-asym",
         ];
-        for case in 0..30 {
-            let (format, dtype) = (parse(formats[case % 5]), [Float::F16, Float::BF16][case / 5 % 2]);
+        for case in 0..36 {
+            let (name, fewer) = match formats.get(case % (formats.len() + 2)) {
+                Some(&name) => (name, None),
+                None => ("w8a16-g32", Some([Fewer::FiveBits, Fewer::Table][case % 2])),
+            };
+            let (format, dtype) = (parse(name), [Float::F16, Float::BF16][case / 9 % 2]);
             let group = format.weight.group.len(128).max(8);
             let [hidden, width] = [(); 2].map(|()| group * (2 + random.below([4, 20][case % 2] * 128 / group)));
             let (count, rows) = (1 + random.below(6), 1 + random.below(4));
             let top_k = 1 + random.below(count.min(4));
             let weight = halfbyte::WeightFormat { scale: dtype, ..format.weight };
-            let mut draw = |shape| with_zeros_in_bytes(random.qtensor(weight, shape, false));
+            let mut draw = |shape| {
+                let w = with_zeros_in_bytes(random.qtensor(weight, shape, false));
+                fewer.map_or(w.clone(), |fewer| fewer.of(&w))
+            };
+            let stored = |w: &QTensor| fewer.map_or_else(|| w.clone().into(), |fewer| fewer.stored(w));
             let experts: Vec<[QTensor; 3]> =
                 (0..count).map(|_| [draw([width, hidden]), draw([width, hidden]), draw([hidden, width])]).collect();
             let mut packer = Packer::new(&gpu, &bench.stream);
             let packed: Vec<[Packed; 2]> = experts
                 .iter()
                 .map(|[gate, up, down]| {
-                    let of_up = packer.pack_gated([&gate.into(), &up.into()], format.act, Gate::SWIGLU).unwrap();
-                    [of_up, packer.pack(&[&down.into()], format.act, dtype).unwrap()]
+                    let of_up = packer.pack_gated([&stored(gate), &stored(up)], format.act, Gate::SWIGLU).unwrap();
+                    [of_up, packer.pack(&[&stored(down)], format.act, dtype).unwrap()]
                 })
                 .collect();
             let with = case % 3 > 0;
@@ -206,7 +215,7 @@ fn rows_go_through_the_experts_that_they_chose() {
             };
             let got = run(0..rows);
             let dense: Vec<[Vec<f64>; 3]> = experts.iter().map(|of| of.each_ref().map(dequantize)).collect();
-            let what = format!("{}, {width} × {hidden}, {rows} rows of {count}", formats[case % 5]);
+            let what = format!("{}, {width} × {hidden}, {rows} rows of {count}", name);
             for row in 0..rows {
                 let exact: Vec<(f64, f64)> = x[row * hidden..][..hidden].iter().map(|&x| (x.into(), 0.0)).collect();
                 let mut want = vec![(0.0, 0.0); hidden];
