@@ -81,6 +81,8 @@ fn instances() -> Vec<Instance> {
         Form::floats(atom, Float::F16),
         f32,
         Form::floats(Atom { bits: 8, zero: true, group: 32, ..atom }, Float::F16),
+        Form::floats(Atom { table: Some(Atom::A_TABLE), group: 32, ..atom }, Float::F16),
+        Form::floats(Atom { bits: 5, group: 32, ..atom }, Float::F16),
     ];
     let others = Form::floats(Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F32);
     all.chain(few)

@@ -179,7 +179,10 @@ pub(super) fn grouped_tiles(atom: Atom, out: Float) -> Vec<usize> {
 
 /// The configuration for such a tile: tiles are cut among all blocks, two on each multiprocessor for few rows.
 pub(super) fn grouped(atom: Atom, tokens: usize, out: Float) -> Config {
+    // What codes that become bytes are made of takes registers too.
+    let widened = atom.field_bits() == 8 && atom.bits < 8;
     let config = match tokens {
+        9..=16 if widened => Config { tokens, wgmma: false, strips: 1, ..PAIRED },
         ..=16 => Config { tokens, wgmma: false, ..PAIRED },
         17..=24 => Config { tokens, strips: 1, ..PAIRED },
         25..=32 => Config { tokens, trigger: 0, ..TWO_BY_TWO },
