@@ -4,6 +4,7 @@
 use super::planes::narrow;
 use super::*;
 use halfbyte::layout::multiples::Multiples;
+use std::slice;
 
 /// Formats of Q4_K, Q5_K, Q3_K, Q6_K and Q2_K, with what a weight takes in memory, in bits.
 pub const K_TYPES: [(&str, f64); 5] = [
@@ -58,7 +59,8 @@ pub fn types_of_files() -> Vec<TypeOfFiles> {
             let mut first = 0;
             let part = |&height: &usize| {
                 first += height;
-                whole.cut(&[first - height..first], &[0..k]).unwrap()
+                let (rows, columns) = (first - height..first, 0..k);
+                whole.cut(slice::from_ref(&rows), slice::from_ref(&columns)).unwrap()
             };
             (heights.iter().map(part).collect(), whole.clone())
         };
