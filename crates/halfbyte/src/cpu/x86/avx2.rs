@@ -107,12 +107,11 @@ pub(in crate::cpu) unsafe fn nibbles(tile: *const u8, half: usize) -> [__m256i; 
 #[target_feature(enable = "avx2")]
 pub(in crate::cpu) unsafe fn quad<const BITS: u32>(tile: *const u8, i: usize, half: usize) -> __m256i {
     if BITS == 3 {
+        // Joined once for all quads of a tile, where loops over them are unrolled.
         // SAFETY: promised to this function.
-        let [low, high] = unsafe { planes_of_3(tile, half) };
-        let low = _mm256_srl_epi32(low, _mm_cvtsi32_si128((i % 2 * 4 + i / 2 * 2) as i32));
-        let high = _mm256_srl_epi32(high, _mm_cvtsi32_si128((i % 2 * 4 + i / 2) as i32));
-        let low = _mm256_and_si256(low, _mm256_set1_epi8(3));
-        return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(4)));
+        let word = unsafe { nibbles(tile, half) }[i / 2 % 2];
+        let word = if i % 2 == 1 { _mm256_srli_epi32::<4>(word) } else { word };
+        return _mm256_and_si256(word, _mm256_set1_epi8(15));
     }
     let (field, high) = const { planes(BITS) };
     let fields = const { 8 / planes(BITS).0 as usize };
