@@ -95,11 +95,13 @@ pub(in crate::cpu) unsafe fn nibbles(tile: *const u8) -> [__m512i; 2] {
 #[target_feature(enable = "avx512f")]
 pub(in crate::cpu) unsafe fn quad<const BITS: u32>(tile: *const u8, i: usize) -> __m512i {
     if BITS == 3 {
-        // Joined once for all quads of a tile, where loops over them are unrolled.
         // SAFETY: promised to this function.
-        let word = unsafe { nibbles(tile) }[i / 2 % 2];
-        let word = if i % 2 == 1 { _mm512_srli_epi32::<4>(word) } else { word };
-        return _mm512_and_si512(word, _mm512_set1_epi32(0x0f0f_0f0f));
+        let [low, high] = unsafe { planes_of_3(tile) };
+        let low = _mm512_srl_epi32(low, _mm_cvtsi32_si128((i % 2 * 4 + i / 2 * 2) as i32));
+        let high = _mm512_srl_epi32(high, _mm_cvtsi32_si128((i % 2 * 4 + i / 2) as i32));
+        let low = _mm512_and_si512(low, _mm512_set1_epi32(0x0303_0303));
+        // low | high & mask
+        return _mm512_ternarylogic_epi32::<0xf8>(low, high, _mm512_set1_epi32(0x0404_0404));
     }
     let (high, above) = const { (planes(BITS).1 as usize, tile_bytes(BITS) - 64) };
     // SAFETY: a tile of nibbles, and the plane above them.
