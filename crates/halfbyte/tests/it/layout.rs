@@ -1,12 +1,12 @@
 //! Layouts are bijections.
 
 mod atoms;
-pub mod k_types;
 mod multiples;
 mod parts;
 pub mod planes;
 pub mod tables;
 pub mod three_bits;
+pub mod types_of_files;
 
 use crate::data::{Random, below_each_other, parse, rounded, with_zeros_in_bytes};
 use half::f16;

@@ -4,7 +4,7 @@ use super::gpus;
 use super::nn::experts::interleaved;
 use super::nn::{Bench, bits, close};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
-use crate::layout::k_types::Fewer;
+use crate::layout::types_of_files::Fewer;
 use halfbyte::cuda::Workspace;
 use halfbyte::cuda::driver::{Buffer, FloatView, View};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, Grouped, GroupedCall, Packed, Packer};

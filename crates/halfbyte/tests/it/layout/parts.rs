@@ -43,7 +43,7 @@ fn a_part_of_a_tensor_has_the_numbers_of_the_whole() {
 fn a_cut_of_whole_blocks_leaves_them_as_they_are() {
     let mut random = Random(43);
     for name in ["w8a16-g32-float-sf32", "w8a16-g16-sf32"] {
-        let (_, w) = super::k_types::k_type(&mut random, name, &[20], 1024, true);
+        let (_, w) = super::types_of_files::k_type(&mut random, name, &[20], 1024, true);
         for (columns, whole) in [
             ([0..512, 512..1024], true),
             ([256..512, 768..1024], true),

@@ -53,7 +53,7 @@ fn drawn_formats_of_3_bits_pack_to_the_same_bits() {
 #[test]
 fn groups_of_16_with_multiples_take_what_a_file_gives_them() {
     let mut random = Random(62);
-    let (_, w) = k_types::k_type(&mut random, "w3a16-g16-sf32", &[48], 512, true);
+    let (_, w) = types_of_files::k_type(&mut random, "w3a16-g16-sf32", &[48], 512, true);
     let packed = pack(Caps::detect(), &[&w], false).unwrap();
     assert_eq!(packed.unpack(), w.to_qtensor().unwrap());
     // A byte of a factor for 16 columns, a half for 256.

@@ -3,7 +3,7 @@
 use super::{Bench, TYPES, bits, close, single, whole};
 use crate::cuda::gpus;
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
-use crate::layout::k_types::Fewer;
+use crate::layout::types_of_files::Fewer;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Packed, Packer};
 use halfbyte::cuda::nn::{self, ChosenRows, ExpertsGemv, Gate};

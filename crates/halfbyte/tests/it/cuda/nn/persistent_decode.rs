@@ -5,7 +5,7 @@ mod model;
 use super::Bench;
 use crate::cuda::gpus;
 use crate::data::{Random, parse, rounded};
-use crate::layout::k_types::Fewer;
+use crate::layout::types_of_files::Fewer;
 use halfbyte::Float;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::matmul;

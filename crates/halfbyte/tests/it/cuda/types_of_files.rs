@@ -4,7 +4,7 @@ use super::gpus;
 use super::matmul::{MOST, ROWS};
 use super::products::{Bench, TYPES, check, reference_of};
 use crate::data::{Random, rounded};
-use crate::layout::k_types::{TypeOfFiles, types_of_files};
+use crate::layout::types_of_files::{TypeOfFiles, types_of_files};
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::driver::FloatViewMut;
 use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel, Packer, dequantize};
