@@ -31,7 +31,7 @@ constexpr int WINDOW = 0;
 #endif
 
 constexpr int TILE_STRIPS = WARPGROUPS / SETS * STRIPS, SET_WARPS = WARPGROUPS / SETS * 4;
-constexpr bool JOINT = NT <= 32 || BLOCKS == 2;  // W and x in one ring with one set of barriers
+constexpr bool JOINT = NT <= 32 || BLOCKS > 1;  // W and x in one ring with one set of barriers
 constexpr bool PRODUCERS =
     !JOINT || WARPGROUPS == 4;  // a whole warpgroup for the copies, whose registers go to the others
 constexpr int BOX = NT * 128, STAGE_X = BOXES * BOX, STAGE_W = TILE_STRIPS * ATOM;

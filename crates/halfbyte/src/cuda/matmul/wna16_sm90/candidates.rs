@@ -1,7 +1,7 @@
 //! Configurations to measure against the one that is chosen, and those that compile.
 
-use super::choice::{SPLITS, may_round, tokens_for};
-use super::config::{self, Config, TWO_BY_TWO, TWO_SETS, most_tokens_of_groups};
+use super::choice::{SPLITS, may_round, of_any_tokens, tokens_for};
+use super::config::{self, Config, TWO_BY_TWO, TWO_SETS, most_tokens_of_groups, room};
 use crate::cuda::Caps;
 use crate::cuda::tiled::{Form, Tile};
 use crate::layout::cuda_wna16::Atom;
@@ -15,7 +15,9 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
     // Of a group beside those of the tile.
     let two_sums = !early && atom.group > 0;
     let registers = match (wgmma, joint) {
-        (false, _) if blocks == 2 => sums <= if atom.bits == 8 && atom.zero { 16 } else { 24 },
+        (false, _) if blocks == 2 => {
+            sums <= if atom.field_bits() == 8 && (atom.zero || atom.bits < 8) { 24 } else { 32 }
+        }
         (false, _) => tokens <= 32 && sums <= 32,
         (true, true) => {
             sums <= if blocks == 1 {
@@ -44,37 +46,30 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
         };
     let scales = !early || (atom.group > 0 && wgmma);
     let groups = early || !wgmma || matches!(atom.group, 0 | 128) || strips == 1;
-    let most = if blocks == 2 { 115_712 } else { 232_448 };
     let rings = config.stages_w >= 2.max(sets) && config.stages_x >= 2.max(sets);
-    let room = config.shared_bytes(&Form::floats(atom, out)) <= most;
-    registers && wide && scales && groups && rings && room && (sets == 1 || split == 1) && (blocks == 1 || joint)
+    let fits = config.shared_bytes(&Form::floats(atom, out)) <= room(blocks);
+    registers && wide && scales && groups && rings && fits && (sets == 1 || split == 1) && (blocks == 1 || joint)
 }
 
-/// Configurations for a number of rows that may be worth measuring, on a device.
+/// Configurations for a number of rows that may be worth measuring, on a device: those that may be chosen, and others.
 pub fn candidates(atom: Atom, m: usize, out: Float, caps: &Caps) -> Vec<Config> {
     let paired = Config { blocks: 2, trigger: 0, ..TWO_BY_TWO };
-    let narrow = Config { strips: 1, ..TWO_BY_TWO };
     let bases = [
-        Config { wgmma: false, ..paired },
         Config { wgmma: false, strips: 1, ..paired },
         Config { wgmma: false, trigger: 8, prefetch: 4, ..paired },
         Config { wgmma: false, trigger: 8, prefetch: 4, ..TWO_BY_TWO },
-        Config { strips: 1, ..paired },
         TWO_SETS,
         TWO_BY_TWO,
-        narrow,
-        Config { boxes: 1, ..narrow },
+        Config { strips: 1, ..TWO_BY_TWO },
     ];
-    let orders: &[bool] = if may_round(atom, out, caps) { &[false, true] } else { &[false] };
+    let rounding = may_round(atom, out, caps);
     let mut all = Vec::new();
     for tokens in tokens_for(m) {
-        for base in bases {
-            for (early, split) in orders.iter().flat_map(|&early| SPLITS.map(|split| (early, split))) {
-                let config = Config { tokens, early, split, ..base }.fitted(atom, out);
-                let joint = config.joint() && config.boxes != 2;
-                if !joint && compiles(config, atom, out) && !all.contains(&config) {
-                    all.push(config);
-                }
+        let others = bases.into_iter().flat_map(|base| SPLITS.map(|split| Config { tokens, split, ..base }));
+        for config in of_any_tokens(tokens, atom, rounding).into_iter().chain(others) {
+            let config = config.fitted(atom, out);
+            if compiles(config, atom, out) && !all.contains(&config) {
+                all.push(config);
             }
         }
     }

@@ -13,8 +13,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 /// Tokens of a tile.
 pub(super) const TOKENS: [usize; 10] = [8, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 
-/// Blocks that may share the columns of a tile.
+/// Blocks that may share the columns of a tile; those of few rows in clusters, of which a round should take as many as find room.
 pub(super) const SPLITS: [usize; 4] = [1, 2, 4, 8];
+const SPLITS_OF_FEW: [usize; 6] = [2, 3, 4, 5, 6, 8];
 
 /// Rows beyond which weights are scaled and rounded where y is a half float or the weight allows it: tiles of 256 tokens leave no registers for the sums
 /// of a group, and with narrower ones 256 rows take 9 % longer, 1024 rows 8 %. Up to here the cost of exact weights is at most 3 %.
@@ -31,52 +32,72 @@ pub(super) fn rounds(atom: Atom, m: usize, out: Float, caps: &Caps) -> bool {
     atom.group > 0 && m > MOST_EXACT_ROWS && may_round(atom, out, caps)
 }
 
-/// Tokens of tiles for a number of rows: no more than it takes, and no less than half of that, or of 128.
+/// Tokens of tiles for a number of rows: no more than it takes, and no less than half of that, or of 128; where one tile has rings apart,
+/// several whose rings are joint are slower.
 pub(super) fn tokens_for(m: usize) -> impl Iterator<Item = usize> {
-    let least = TOKENS.into_iter().find(|&tokens| tokens >= m).unwrap_or(256);
-    TOKENS.into_iter().filter(move |&tokens| tokens <= least && tokens * 2 >= least.min(128))
+    let most = TOKENS.into_iter().find(|&tokens| tokens >= m).unwrap_or(256);
+    let least = if most < LEAST_APART { 0 } else { LEAST_APART };
+    TOKENS.into_iter().filter(move |&tokens| (least..=most).contains(&tokens) && tokens * 2 >= most.min(128))
 }
 
-/// What may be chosen with tiles of so many tokens, and scales that apply to weights or not.
-fn of_tokens(tokens: usize, early: bool) -> Vec<Config> {
-    let narrow = Config { strips: 1, ..TWO_BY_TWO };
-    let mut bases = Vec::new();
+/// Each in so many blocks.
+fn split(bases: &[Config], splits: &[usize]) -> Vec<Config> {
+    bases.iter().flat_map(|&base| splits.iter().map(move |&split| Config { split, ..base })).collect()
+}
+
+/// What may be chosen for few rows. Blocks of clusters are small, and two share a multiprocessor, so that what one waits for is another's
+/// time; the next launch may start at once: between the kernels of a model forms that hold it back are slower, though beside themselves they
+/// are faster. Of wide tiles there are clusters of two; in larger ones narrow tiles, in clusters half as large, are as many blocks. Blocks that
+/// share all tiles have a multiprocessor each: where a norm still runs two of them would come to lie on one, and end twice as late.
+pub(super) fn of_few_tokens(tokens: usize, is_wide: bool) -> Vec<Config> {
+    let (by_wgmma, by_mma) = (Config { tokens, ..PAIRED }, Config { tokens, wgmma: false, ..PAIRED });
+    let narrow = |config| Config { strips: 1, ..config };
+    if is_wide {
+        let mut all = split(&[narrow(by_mma), by_mma], &SPLITS[1..]);
+        all.extend(split(&[Config { tokens, ..EARLY }], &SPLITS));
+        return all;
+    }
+    let mut all = split(&[narrow(by_wgmma)], &SPLITS_OF_FEW);
     match tokens {
-        ..=32 => {
-            bases.extend([narrow, Config { strips: 1, ..PAIRED }]);
-            if tokens <= 16 {
-                bases.extend([1, 2].map(|strips| Config { strips, wgmma: false, ..PAIRED }));
-                bases.push(EARLY);
-            }
+        ..=8 => all.extend([Config { split: 2, ..by_mma }, Config { tokens, ..TWO_SETS }]),
+        9..=16 => all.extend([Config { split: 2, ..by_wgmma }, Config { tokens, ..TWO_SETS }]),
+        _ => all.extend(split(&[narrow(Config { tokens, ..TWO_BY_TWO })], &SPLITS)),
+    }
+    all.push(Config { tokens, ..TWO_BY_TWO });
+    all
+}
+
+/// What may be chosen with tiles of so many tokens, more than a few, and scales that apply to weights or not.
+pub(super) fn of_tokens(tokens: usize, early: bool) -> Vec<Config> {
+    let narrow = Config { tokens, early, strips: 1, ..TWO_BY_TWO };
+    match tokens {
+        ..192 => {
+            let mut all = split(&[narrow], &SPLITS);
+            all.push(Config { tokens, early, ..TWO_BY_TWO });
+            all
         }
-        33..192 => bases.push(narrow),
-        _ => bases.push(Config { boxes: 1, ..narrow }),
+        192 => split(&[Config { boxes: 1, ..narrow }], &SPLITS[..2]),
+        _ => vec![Config { boxes: 1, ..narrow }],
     }
-    let splits = match tokens {
-        ..192 => &SPLITS[..],
-        192 => &SPLITS[..2],
-        _ => &SPLITS[..1],
-    };
-    let mut all: Vec<Config> =
-        bases.into_iter().flat_map(|base| splits.iter().map(move |&split| Config { split, ..base })).collect();
-    match tokens {
-        8 => all.push(TWO_SETS),
-        16 => all.extend([TWO_SETS, TWO_BY_TWO]),
-        ..192 => all.push(TWO_BY_TWO),
-        _ => {}
-    }
-    all.into_iter().map(|config| Config { tokens, early, ..config }).collect()
 }
 
 /// What may be chosen for atoms of a form and y of a type: of that what compiles.
 fn choices(atom: Atom, out: Float) -> impl Iterator<Item = Config> {
     let rounding = Caps { rounded_weights: true, ..Caps::H200 };
-    let orders: &[bool] = if rounds(atom, usize::MAX, out, &rounding) { &[false, true] } else { &[false] };
-    // Weights are not rounded for few rows, whose tiles have few tokens.
-    let of =
-        |tokens: usize| orders.iter().filter(move |&&early| !early || tokens >= 64).map(move |&early| (tokens, early));
-    let all = TOKENS.into_iter().flat_map(of).flat_map(|(tokens, early)| of_tokens(tokens, early));
+    let all = TOKENS
+        .into_iter()
+        .flat_map(move |tokens| of_any_tokens(tokens, atom, rounds(atom, usize::MAX, out, &rounding)));
     all.map(move |config| config.fitted(atom, out)).filter(move |&config| compiles(config, atom, out))
+}
+
+/// What may be chosen with tiles of so many tokens, where scales may also apply to weights.
+pub(super) fn of_any_tokens(tokens: usize, atom: Atom, rounding: bool) -> Vec<Config> {
+    match tokens {
+        ..LEAST_APART => of_few_tokens(tokens, atom.is_wide()),
+        // Weights are not rounded for few rows, whose tiles have few tokens.
+        _ if rounding && tokens >= 64 => [false, true].into_iter().flat_map(|early| of_tokens(tokens, early)).collect(),
+        _ => of_tokens(tokens, false),
+    }
 }
 
 /// Rows as the choice sees them: as many as plans tell apart.
@@ -103,18 +124,14 @@ const STREAM: f64 = 40.0;
 const UNIT_BYTES: usize = 4 * STRIP * STEP / 8;
 const UNIT_CLOCKS: f64 = 1100.0;
 
-/// What few rows of a large weight take: how blocks keep up with memory decides, not what each does.
+/// What up to 8 rows of a large weight take: how blocks keep up with memory decides, not what each does.
 fn streaming(atom: Atom, [m, n, k]: [usize; 3], caps: &Caps) -> Option<Config> {
     let units = n.div_ceil(4 * STRIP) as f64 * k.div_ceil(STEP) as f64 / f64::from(caps.multiprocessors.max(1));
-    if units <= STREAM || m > 16 || atom.field_bits() == 8 || atom.is_wide() {
+    if units <= STREAM || m > 8 || atom.field_bits() == 8 || atom.is_wide() {
         return None;
     }
     let waits = caps.clocks_of_memory(UNIT_BYTES * atom.bits as usize) > UNIT_CLOCKS;
-    Some(match m {
-        ..=8 if !waits => EARLY,
-        ..=8 => TWO_SETS,
-        _ => Config { tokens: 16, ..TWO_SETS },
-    })
+    Some(if waits { TWO_SETS } else { EARLY })
 }
 
 /// The configuration for a shape, for y of a type on a device.
@@ -158,7 +175,10 @@ pub fn batch_invariant(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Cap
 
 /// Every configuration that is chosen for a form of atoms, whatever shape and device are, and whether weights may be rounded or not.
 pub fn every(atom: Atom, out: Float) -> Vec<Config> {
-    let mut every: Vec<Config> = choices(atom, out).collect();
+    // Streams take the first; the second is for all.
+    let streams = [EARLY, TWO_SETS].map(|config| config.fitted(atom, out)).into_iter();
+    let mut every: Vec<Config> =
+        choices(atom, out).chain(streams.filter(|&config| compiles(config, atom, out))).collect();
     for m in [8, 16, 32, LEAST_APART, 64, 128] {
         for n in [1, usize::MAX >> 1] {
             let config = batch_invariant(atom, [m, n, usize::MAX >> 1], out, &Caps::H200);

@@ -70,9 +70,10 @@ pub(super) const PAIRED: Config = Config { blocks: 2, trigger: 0, ..TWO_BY_TWO }
 /// itself: if two fitted, the multiprocessors where a small kernel still runs would get none, and others two, which end late.
 pub(super) const EARLY: Config = Config { wgmma: false, trigger: 8, prefetch: 4, ..TWO_BY_TWO };
 
-/// Shared memory that a block may have alone on a multiprocessor, and as one of two.
-const ALONE_BYTES: usize = 232_448;
-const SHARED_BY_TWO_BYTES: usize = 115_712;
+/// Shared memory that a block may have as one of so many on a multiprocessor, which takes 1 KiB of each.
+pub(super) const fn room(blocks: usize) -> usize {
+    (228 << 10) / blocks - 1024
+}
 
 /// Units that a worker must have for cutting tiles among all to pay.
 const FEW_UNITS: usize = 16;
@@ -111,14 +112,13 @@ impl std::fmt::Display for Config {
 impl Config {
     /// With as many stages as there is room for, up to what was found to help.
     pub(in crate::cuda) fn fitted(mut self, atom: Atom, out: Float) -> Self {
-        let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
-        let room = most.saturating_sub(self.shared_bytes(&Form::floats(atom, out)));
+        let room = room(self.blocks).saturating_sub(self.shared_bytes(&Form::floats(atom, out)));
         let x = self.boxes * self.tokens * 128 + 16;
         let (w, x) = (self.tile_strips() * atom.bytes() + 16, x + self.bytes_of_sums_of_x(atom));
         if self.joint() {
             let summed = if self.has_summing_warp(atom) { 8 } else { 0 };
             // Clusters with little shared memory would lie more than two blocks a multiprocessor, and leave others idle.
-            let fewer = if self.blocks == 2 && self.split > 1 { atom.bits.min(4) as usize } else { 4 };
+            let fewer = if self.blocks > 1 && self.split > 1 { atom.bits.min(4) as usize } else { 4 };
             let stages = (room / (w + x + summed)).min(8 * 4 / fewer);
             self.stages_w = stages - stages % self.sets;
             self.stages_x = self.stages_w;
@@ -165,7 +165,7 @@ impl Config {
 
     /// Whether W and x share a ring.
     pub(super) fn joint(self) -> bool {
-        self.tokens <= 32 || self.blocks == 2
+        self.tokens <= 32 || self.blocks > 1
     }
 }
 
