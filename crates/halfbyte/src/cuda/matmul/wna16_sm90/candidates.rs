@@ -64,7 +64,7 @@ pub fn candidates(atom: Atom, m: usize, out: Float, caps: &Caps) -> Vec<Config> 
     ];
     let rounding = may_round(atom, out, caps);
     let mut all = Vec::new();
-    for tokens in tokens_for(m) {
+    for tokens in tokens_for(m, atom.is_wide()) {
         let others = bases.into_iter().flat_map(|base| SPLITS.map(|split| Config { tokens, split, ..base }));
         for config in of_any_tokens(tokens, atom, rounding).into_iter().chain(others) {
             let config = config.fitted(atom, out);

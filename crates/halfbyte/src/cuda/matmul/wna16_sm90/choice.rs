@@ -32,12 +32,20 @@ pub(super) fn rounds(atom: Atom, m: usize, out: Float, caps: &Caps) -> bool {
     atom.group > 0 && m > MOST_EXACT_ROWS && may_round(atom, out, caps)
 }
 
-/// Tokens of tiles for a number of rows: no more than it takes, and no less than half of that, or of 128; where one tile has rings apart,
-/// several whose rings are joint are slower.
-pub(super) fn tokens_for(m: usize) -> impl Iterator<Item = usize> {
+/// Rows that one tile should have, if one can: several narrower ones read weights more often, and were slower for all products of 49 to 64
+/// rows that were timed.
+const ONE_TILE: usize = 64;
+
+/// Tokens of tiles for a number of rows: as many as there are up to `ONE_TILE`; of more, no more than it takes, no less than half of that, or
+/// of 128, and such as have rings apart. Scales in f32 and offsets have fewer forms: tiles for few rows may be half as large.
+pub(super) fn tokens_for(m: usize, is_wide: bool) -> impl Iterator<Item = usize> {
     let most = TOKENS.into_iter().find(|&tokens| tokens >= m).unwrap_or(256);
-    let least = if most < LEAST_APART { 0 } else { LEAST_APART };
-    TOKENS.into_iter().filter(move |&tokens| (least..=most).contains(&tokens) && tokens * 2 >= most.min(128))
+    let least = match most {
+        ..=ONE_TILE if !is_wide => most,
+        ..LEAST_APART => most / 2,
+        _ => LEAST_APART.max(most.min(128) / 2),
+    };
+    TOKENS.into_iter().filter(move |tokens| (least..=most).contains(tokens))
 }
 
 /// Each in so many blocks.
@@ -144,7 +152,8 @@ pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Con
     let rounds = rounds(atom, m, out, caps);
     // Scales in f32 and offsets have fewer forms for few rows. Of many rows plans tell multiples of 32 apart.
     let fits = |tokens: usize| {
-        tokens_for(seen).any(|of| of == tokens) || atom.is_wide() && tokens == LEAST_APART && seen <= tokens
+        tokens_for(seen, atom.is_wide()).any(|of| of == tokens)
+            || atom.is_wide() && tokens == LEAST_APART && seen <= tokens
     };
     let fits = |tokens: usize| fits(tokens) && (m <= EACH || tokens.is_multiple_of(ROWS));
     let known = known(atom, out);

@@ -10,6 +10,8 @@
 //! `docs/decisions/0026-choice-by-cost.md`). Bandwidth, multiprocessors, clock and cache are the device's.
 
 mod few_rows;
+#[cfg(test)]
+mod fit;
 mod many_rows;
 
 use super::config::{Config, LEAST_APART, Schedule};
@@ -22,13 +24,14 @@ const PLANES: f64 = 1.87;
 const TABLES: f64 = 2.2;
 const PLANES_OF_3: f64 = 1.39;
 
-/// Of the clusters of more than two blocks that multiprocessors have slots for, the share that run at a time: processors have parts of 14
-/// to 18 multiprocessors, which no cluster leaves.
-const CLUSTERS: f64 = 0.89;
-
-/// Clusters of a size that run at a time, with so many blocks a multiprocessor.
+/// Clusters of a size that run at a time, with so many blocks a multiprocessor: of those that there are slots for a part, as processors have
+/// parts of 14 to 18 multiprocessors, which no cluster leaves. Seen from where times jump.
 fn clusters(split: usize, blocks: usize, multiprocessors: usize) -> usize {
-    let share = if split <= 2 { 1.0 } else { CLUSTERS };
+    let share = match split {
+        ..=2 => 1.0,
+        4 => 0.91,
+        _ => 0.88,
+    };
     ((multiprocessors * blocks) as f64 / split as f64 * share).max(1.0) as usize
 }
 
@@ -81,9 +84,10 @@ impl Work {
         }
     }
 
-    /// The share of all slots for blocks that were taken.
-    fn taken(&self, config: Config, multiprocessors: f64) -> f64 {
-        self.launched / (multiprocessors * config.blocks as f64)
+    /// How far this kernel takes the slots of the next one's blocks: from 0, where it takes the share `room` of all of them, to 1.
+    fn without_room(&self, config: Config, machine: &Machine, room: f64) -> f64 {
+        let taken = self.launched / (machine.multiprocessors * config.blocks as f64);
+        ((taken - room) / (1.0 - room)).clamp(0.0, 1.0)
     }
 }
 
@@ -120,23 +124,21 @@ pub(super) struct Timed {
 impl Timed {
     pub fn new(config: Config, atom: Atom) -> Self {
         let few = config.tokens < LEAST_APART;
-        let clocks = if few { few_rows::clocks(config, atom) } else { many_rows::clocks(config, atom) };
+        let clocks = if few {
+            few_rows::clocks(&few_rows::HOPPER, config, atom)
+        } else {
+            many_rows::clocks(&many_rows::HOPPER, config, atom)
+        };
         Self { config, atom, clocks }
     }
 
     /// Microseconds that a product is expected to take, of many after each other.
     pub fn microseconds(&self, shape: [usize; 3], caps: &Caps) -> f64 {
-        let known = if caps.memory_mb_per_s == 0 || caps.clock_khz == 0 { &Caps::H200 } else { caps };
         let work = Work::of(self.config, shape, caps.multiprocessors.max(1) as usize);
-        let machine = Machine {
-            multiprocessors: f64::from(caps.multiprocessors.max(1)),
-            clock: f64::from(known.clock_khz) * 1e-3,
-            bandwidth: f64::from(known.memory_mb_per_s),
-            cache: f64::from(known.l2_bytes),
-        };
+        let machine = Machine::of(caps);
         match self.config.tokens < LEAST_APART {
-            true => few_rows::microseconds(self, &work, shape, &machine),
-            false => many_rows::microseconds(self, &work, shape, &machine),
+            true => few_rows::microseconds(&few_rows::HOPPER, self, &work, shape, &machine),
+            false => many_rows::microseconds(&many_rows::HOPPER, self, &work, shape, &machine),
         }
     }
 }
@@ -147,4 +149,17 @@ struct Machine {
     clock: f64,
     bandwidth: f64,
     cache: f64,
+}
+
+impl Machine {
+    /// That of a device; of one that does not say so much an H200's.
+    fn of(caps: &Caps) -> Self {
+        let known = if caps.memory_mb_per_s == 0 || caps.clock_khz == 0 { &Caps::H200 } else { caps };
+        Self {
+            multiprocessors: f64::from(caps.multiprocessors.max(1)),
+            clock: f64::from(known.clock_khz) * 1e-3,
+            bandwidth: f64::from(known.memory_mb_per_s),
+            cache: f64::from(known.l2_bytes),
+        }
+    }
 }
