@@ -184,10 +184,12 @@ pub fn batch_invariant(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Cap
 
 /// Every configuration that is chosen for a form of atoms, whatever shape and device are, and whether weights may be rounded or not.
 pub fn every(atom: Atom, out: Float) -> Vec<Config> {
-    // Streams take the first; the second is for all.
-    let streams = [EARLY, TWO_SETS].map(|config| config.fitted(atom, out)).into_iter();
-    let mut every: Vec<Config> =
-        choices(atom, out).chain(streams.filter(|&config| compiles(config, atom, out))).collect();
+    let mut every: Vec<Config> = choices(atom, out).collect();
+    // What streams take besides.
+    let early = EARLY.fitted(atom, out);
+    if compiles(early, atom, out) && !every.contains(&early) {
+        every.push(early);
+    }
     for m in [8, 16, 32, LEAST_APART, 64, 128] {
         for n in [1, usize::MAX >> 1] {
             let config = batch_invariant(atom, [m, n, usize::MAX >> 1], out, &Caps::H200);

@@ -143,10 +143,15 @@ impl Timed {
     }
 }
 
+/// Kilohertz of the devices that were timed.
+const CLOCK_KHZ: u32 = 1_980_000;
+
 /// A device: clocks and bytes a microsecond, bytes of the second-level cache.
 struct Machine {
     multiprocessors: f64,
     clock: f64,
+    /// How many times as long as on the devices that were timed joins and launches take, by its clock.
+    slower: f64,
     bandwidth: f64,
     cache: f64,
 }
@@ -158,6 +163,7 @@ impl Machine {
         Self {
             multiprocessors: f64::from(caps.multiprocessors.max(1)),
             clock: f64::from(known.clock_khz) * 1e-3,
+            slower: f64::from(CLOCK_KHZ) / f64::from(known.clock_khz),
             bandwidth: f64::from(known.memory_mb_per_s),
             cache: f64::from(known.l2_bytes),
         }

@@ -98,10 +98,6 @@ pub(super) fn microseconds(numbers: &Numbers, timed: &Timed, work: &Work, shape:
     };
     let no_room = numbers.no_room * work.without_room(config, machine, numbers.room);
     let begins = if config.wgmma { 0.0 } else { numbers.sync_begins };
-    slowest([work.units * unit, port, memory], numbers.slowest)
-        + join
-        + cut
-        + no_room
-        + begins
-        + work.tiles * numbers.write * size
+    let others = join + cut + no_room + begins + work.tiles * numbers.write * size;
+    slowest([work.units * unit, port, memory], numbers.slowest) + machine.slower * others
 }

@@ -33,13 +33,6 @@ struct Time {
 }
 
 impl Time {
-    /// By the model with other clocks of a unit and other numbers.
-    fn expected(&self, clocks: [f64; 2], of: impl Fn(&Timed, &Work, [usize; 3], &Machine) -> f64) -> f64 {
-        let timed = Timed { config: self.config, atom: self.atom, clocks };
-        let work = Work::of(self.config, self.shape, self.caps.multiprocessors as usize);
-        of(&timed, &work, self.shape, &Machine::of(&self.caps))
-    }
-
     /// The square of the logarithm of what is expected over what was measured, or twice the distance where it is far off.
     fn loss(&self, expected: f64) -> f64 {
         const FAR: f64 = 0.1;
@@ -155,28 +148,33 @@ fn each_of_many(numbers: &mut many_rows::Numbers) -> Vec<&mut f64> {
     scale_sums.iter_mut().chain(wait).chain(join).chain(cut).chain(single).collect()
 }
 
-fn loss_of_few(times: &[Time], numbers: &few_rows::Numbers) -> f64 {
-    let expected = |time: &Time| {
-        let clocks = few_rows::clocks(numbers, time.config, time.atom);
-        time.expected(clocks, |timed, work, shape, machine| {
-            few_rows::microseconds(numbers, timed, work, shape, machine)
-        })
+/// Of all times, by a model: clocks of a unit, and microseconds.
+fn loss(
+    times: &[Time],
+    clocks: impl Fn(Config, Atom) -> [f64; 2],
+    microseconds: impl Fn(&Timed, &Work, [usize; 3], &Machine) -> f64,
+) -> f64 {
+    let of = |time: &Time| {
+        let &Time { config, atom, shape, ref caps, .. } = time;
+        let timed = Timed { config, atom, clocks: clocks(config, atom) };
+        let work = Work::of(config, shape, caps.multiprocessors as usize);
+        time.loss(microseconds(&timed, &work, shape, &Machine::of(caps)))
     };
-    times.iter().map(|time| time.loss(expected(time))).sum()
+    times.iter().map(of).sum()
+}
+
+fn loss_of_few(times: &[Time], numbers: &few_rows::Numbers) -> f64 {
+    let clocks = |config, atom| few_rows::clocks(numbers, config, atom);
+    loss(times, clocks, |timed, work, shape, machine| few_rows::microseconds(numbers, timed, work, shape, machine))
 }
 
 fn loss_of_many(times: &[Time], numbers: &many_rows::Numbers) -> f64 {
-    let expected = |time: &Time| {
-        let clocks = many_rows::clocks(numbers, time.config, time.atom);
-        time.expected(clocks, |timed, work, shape, machine| {
-            many_rows::microseconds(numbers, timed, work, shape, machine)
-        })
-    };
-    times.iter().map(|time| time.loss(expected(time))).sum()
+    let clocks = |config, atom| many_rows::clocks(numbers, config, atom);
+    loss(times, clocks, |timed, work, shape, machine| many_rows::microseconds(numbers, timed, work, shape, machine))
 }
 
 #[test]
-#[ignore = "two minutes; run with: cargo test -p halfbyte --lib numbers_are_fitted -- --ignored --nocapture"]
+#[ignore = "prints numbers; run with: cargo test -p halfbyte --lib numbers_are_fitted -- --ignored --nocapture"]
 fn numbers_are_fitted() {
     let few = times(true);
     println!("{} times of tiles of few tokens", few.len());

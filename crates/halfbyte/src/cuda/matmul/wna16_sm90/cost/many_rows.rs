@@ -103,10 +103,6 @@ pub(super) fn microseconds(
     };
     let no_room = numbers.no_room * work.without_room(config, machine, numbers.room);
     let next = if config.trigger == 0 { numbers.starts } else { 0.0 };
-    slowest([work.units * unit, port, memory], numbers.slowest)
-        + join
-        + cut
-        + no_room
-        + next
-        + work.tiles * numbers.write * size
+    let others = join + cut + no_room + next + work.tiles * numbers.write * size;
+    slowest([work.units * unit, port, memory], numbers.slowest) + machine.slower * others
 }
