@@ -15,7 +15,7 @@ use crate::decoder::{Decoder, Experts, FeedForward, Mlp};
 use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
 use halfbyte::cuda::driver::Buffer;
-use halfbyte::cuda::nn::{self, ChosenRows, ExpertLayer, ExpertRoom, FloatBuffer};
+use halfbyte::cuda::nn::{self, ChosenRows, DenseCall, ExpertLayer, ExpertRoom, FloatBuffer};
 use halfbyte::cuda::sources::Instance;
 use halfbyte::kernel::Problem;
 use halfbyte::{Cuda, Float};
@@ -225,14 +225,23 @@ impl State {
         let (count, chosen) = (of.experts.len(), m * of.top_k);
         let Mixture { exact, rounding, logits, others, ids, shares, .. } = mixture;
         let read = exact.view().slice(0..m * hidden);
-        // A bias would be in both of the two products.
-        if m <= FEW_ROWS || normed.dtype() == Float::F32 || of.router.has_bias() {
+        // A bias, which only floats can leave out, would be in both of the two products.
+        let without_bias = if of.router.has_bias() { of.router.dense() } else { None };
+        let added_twice = of.router.has_bias() && without_bias.is_none();
+        if m <= FEW_ROWS || normed.dtype() == Float::F32 || added_twice {
             of.router.run(cuda, Input::Floats(read.into()), m, (logits, 0), part)?;
         } else {
             // As the sum of two products on tensor cores: of the rounded rows, and of what rounding has taken off.
             of.router.run(cuda, Input::Floats(normed.view(0..m * hidden)), m, (logits, 0), part)?;
             nn::rounding_error(gpu, stream, read, rounding.view_mut(0..m * hidden))?;
-            of.router.run(cuda, Input::Floats(rounding.view(0..m * hidden)), m, (others, 0), part)?;
+            let x = rounding.view(0..m * hidden);
+            match without_bias {
+                None => of.router.run(cuda, Input::Floats(x), m, (others, 0), part)?,
+                Some(dense) => {
+                    let y = others.view_mut().slice(0..m * count).into();
+                    dense.forward(gpu, stream, DenseCall { x, m, bias: None, y })?;
+                }
+            }
             nn::add_to(gpu, stream, logits.view_mut().slice(0..m * count), others.view().slice(0..m * count))?;
         }
         let of_chosen = of.routing == Routing::SoftmaxOfChosen;

@@ -52,10 +52,15 @@ impl Projection {
         Some((part.packed()?, part.bias()))
     }
 
+    /// The matrix that it is, whose bias is apart; None where it has several parts or codes.
+    pub(crate) fn dense(&self) -> Option<&Dense> {
+        let [part] = self.parts.as_slice() else { return None };
+        part.dense()
+    }
+
     /// The floats that it is, without a bias; None where it has several parts, a bias or codes.
     pub(crate) fn floats(&self) -> Option<FloatView<'_>> {
-        let [part] = self.parts.as_slice() else { return None };
-        part.bias().is_none().then(|| part.dense())?.map(Dense::rows)
+        self.dense().filter(|_| !self.has_bias()).map(Dense::rows)
     }
 
     /// The products of its parts, with their biases; None where one is dense.
