@@ -208,21 +208,30 @@ pub(super) fn grouped_tiles(atom: Atom, out: Float) -> Vec<usize> {
     [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256].into_iter().filter(|&tokens| tokens <= most).collect()
 }
 
+/// Tokens of a tile of several weights from which on scales of small groups apply to weights, where that may be: by then there are hundreds of
+/// rows, and groups of 32 take sums of 64 rows a fifth longer, of 128 a third.
+const EARLY_OF_SMALL_GROUPS: usize = 64;
+
 /// The configuration for such a tile: tiles are cut among all blocks, two on each multiprocessor for few rows.
 pub(super) fn grouped(atom: Atom, tokens: usize, out: Float) -> Config {
     // What codes that become bytes are made of takes registers too.
     let widened = atom.field_bits() == 8 && atom.bits < 8;
+    let rounds = rounds(atom, usize::MAX, out, &Caps::H200);
+    let small_groups = !matches!(atom.group, 0 | 128);
     let config = match tokens {
         9..=16 if widened => Config { tokens, wgmma: false, strips: 1, ..PAIRED },
         ..=16 => Config { tokens, wgmma: false, ..PAIRED },
         17..=24 => Config { tokens, strips: 1, ..PAIRED },
         25..=32 => Config { tokens, trigger: 0, ..TWO_BY_TWO },
+        _ if rounds && small_groups && (EARLY_OF_SMALL_GROUPS..=128).contains(&tokens) => {
+            Config { tokens, strips: 1, early: true, ..TWO_BY_TWO }
+        }
         33..=64 => Config { tokens, strips: if atom.field_bits() == 8 { 1 } else { 2 }, ..TWO_BY_TWO },
         65..=128 => Config { tokens, strips: 1, ..TWO_BY_TWO },
-        _ => Config { tokens, strips: 1, early: rounds(atom, tokens, out, &Caps::H200), boxes: 1, ..TWO_BY_TWO },
+        _ => Config { tokens, strips: 1, early: rounds, boxes: 1, ..TWO_BY_TWO },
     };
     // The sums of small groups take registers.
-    let config = match !config.wgmma || config.early || matches!(atom.group, 0 | 128) {
+    let config = match !config.wgmma || config.early || !small_groups {
         true => config,
         false => Config { strips: 1, tokens: config.tokens.min(most_tokens_of_groups(atom)), ..config },
     };
