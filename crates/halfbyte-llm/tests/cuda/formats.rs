@@ -52,11 +52,41 @@ fn two_bits_and_odd_groups_have_the_perplexities_of_the_cpu() {
     }
 }
 
+/// How far logits of a model with random weights lie apart, in one kernel and by kernels one by one, of each position: in deviations of
+/// the logits.
+fn off_in_one_kernel(gpu: &Gpu, config: &str, format: &str, tokens: &[u32]) -> Vec<f32> {
+    let cpu = Cpu::all_threads().unwrap();
+    let [in_one, by_kernels] = [true, false].map(|persistent| {
+        let config = Config::parse(config, Path::new("config.json")).unwrap();
+        let weights = RandomWeights { format: Some(format.parse::<Format>().unwrap().weight), head: None };
+        let device = Device::Cuda(Gpu { persistent, ..gpu.clone() });
+        let model = Model::random(config, weights, &LoadOptions { device, ..LoadOptions::default() }).unwrap();
+        let steps = model.explain(&cpu).unwrap();
+        let named = steps.iter().filter(|product| product.plans.iter().any(|plan| plan.kernel == "persistent_decode"));
+        // Products of q, k, v and of the output; gate and up; down.
+        let expected = if persistent && gpu.gpu.caps().arch.is_hopper() { 4 } else { 0 };
+        assert_eq!(named.count(), expected, "{format}");
+        let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
+        session.prefill(&tokens[..8]).unwrap();
+        tokens[8..].iter().map(|&token| session.decode(token).unwrap().to_vec()).collect::<Vec<_>>()
+    });
+    let deviation = |values: &mut dyn Iterator<Item = f32>, count: usize| {
+        (values.map(|v| v * v).sum::<f32>() / count as f32).sqrt()
+    };
+    let off = in_one.iter().zip(&by_kernels).map(|(got, want)| {
+        deviation(&mut got.iter().zip(want).map(|(got, want)| got - want), want.len())
+            / deviation(&mut want.iter().copied(), want.len())
+    });
+    let mut off: Vec<f32> = off.collect();
+    off.sort_by(f32::total_cmp);
+    println!("{format}: off by {} at the median, {} at most", off[off.len() / 2], off[off.len() - 1]);
+    off
+}
+
 /// Experts of a token in the kernel of all layers. Which experts a token has is chance where two are about as good: so half of all positions.
 #[test]
 fn mixtures_in_one_kernel_have_the_logits_of_kernels_one_by_one() {
     let Some(gpu) = gpu() else { return };
-    let cpu = Cpu::all_threads().unwrap();
     let tokens: Vec<u32> = (0..80).map(|i| (i * 103 + 12) % 517).collect();
     let kinds = [
         r#""model_type": "mixtral", "intermediate_size": 768, "num_local_experts": 5, "num_experts_per_tok": 2"#,
@@ -67,32 +97,27 @@ fn mixtures_in_one_kernel_have_the_logits_of_kernels_one_by_one() {
             r#"{{{kind}, "vocab_size": 517, "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8, "head_dim": 64,
                 "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}}"#
         );
-        let [in_one, by_kernels] = [true, false].map(|persistent| {
-            let config = Config::parse(&config, Path::new("config.json")).unwrap();
-            let weights = RandomWeights { format: Some(format.parse::<Format>().unwrap().weight), head: None };
-            let device = Device::Cuda(Gpu { persistent, ..gpu.clone() });
-            let model = Model::random(config, weights, &LoadOptions { device, ..LoadOptions::default() }).unwrap();
-            let steps = model.explain(&cpu).unwrap();
-            let named =
-                steps.iter().filter(|product| product.plans.iter().any(|plan| plan.kernel == "persistent_decode"));
-            // Products of q, k, v and of the output; gate and up; down.
-            let expected = if persistent && gpu.gpu.caps().arch.is_hopper() { 4 } else { 0 };
-            assert_eq!(named.count(), expected, "{format}");
-            let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
-            session.prefill(&tokens[..8]).unwrap();
-            tokens[8..].iter().map(|&token| session.decode(token).unwrap().to_vec()).collect::<Vec<_>>()
-        });
-        let deviation = |values: &mut dyn Iterator<Item = f32>| (values.map(|v| v * v).sum::<f32>() / 517.0).sqrt();
-        let mut off: Vec<f32> = in_one
-            .iter()
-            .zip(&by_kernels)
-            .map(|(got, want)| {
-                deviation(&mut got.iter().zip(want).map(|(got, want)| got - want))
-                    / deviation(&mut want.iter().copied())
-            })
-            .collect();
-        off.sort_by(f32::total_cmp);
-        println!("{format}: off by {} at the median, {} at most", off[off.len() / 2], off[off.len() - 1]);
+        let off = off_in_one_kernel(&gpu, &config, format, &tokens);
         assert!(off[off.len() / 2] <= 1e-2, "{format}: {off:?}");
+    }
+}
+
+/// Norms behind attention and the MLP, two kinds of rotations, caps of scores, heads of 256: Gemma 2 and 3.
+#[test]
+fn layers_with_norms_behind_in_one_kernel_have_the_logits_of_kernels_one_by_one() {
+    let Some(gpu) = gpu() else { return };
+    let tokens: Vec<u32> = (0..80).map(|i| (i * 103 + 12) % 517).collect();
+    let kinds = [
+        r#""model_type": "gemma2", "attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0, "sliding_window": 16, "head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 10000.0"#,
+        r#""model_type": "gemma3_text", "sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 1, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0"#,
+        r#""model_type": "gemma3_text", "sliding_window": 16, "sliding_window_pattern": 3, "head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0"#,
+    ];
+    for (kind, format) in kinds.iter().flat_map(|kind| ["w4a16-g128", "w8a16-g32-asym"].map(|format| (kind, format))) {
+        let config = format!(
+            r#"{{{kind}, "vocab_size": 517, "hidden_size": 384, "intermediate_size": 1152, "num_hidden_layers": 4,
+                "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "max_position_embeddings": 512, "rms_norm_eps": 1e-6}}"#
+        );
+        let off = off_in_one_kernel(&gpu, &config, format, &tokens);
+        assert!(off[off.len() - 1] <= 2e-2, "{format}: {off:?}");
     }
 }

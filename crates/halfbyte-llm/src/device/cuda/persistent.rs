@@ -5,6 +5,7 @@ use super::run::gate_of;
 use super::{CudaModel, OnCuda};
 use crate::arch::spec::{NormKind, Residual, Routing};
 use crate::decoder::{Attention, Decoder, Experts, FeedForward, Layer, Mlp, Norm};
+use crate::device::rope::Rope as ByRoom;
 use crate::error::{Error, Result};
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::driver::Buffer;
@@ -28,28 +29,35 @@ pub(super) fn plan(
     if let Some(why) = lacks(decoder) {
         return Err(refuse(why));
     }
-    let rope = first.attention.rope.as_ref();
-    let same = |layer: &Layer<OnCuda>| match (&layer.attention.rope, rope) {
-        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-        (one, other) => one.is_none() && other.is_none(),
-    };
-    if !decoder.layers.iter().all(same) {
-        return Err(refuse("one kind of rotary positions in all layers"));
+    let ropes = kinds_of_rope(decoder);
+    let pairs = ropes.first().map_or(0, |rope| rope.of(0).pairs());
+    let rotates = |layer: &Layer<OnCuda>| layer.attention.rope.is_some() != ropes.is_empty();
+    if !decoder.layers.iter().all(rotates) || ropes.iter().any(|rope| rope.of(0).pairs() != pairs) {
+        return Err(refuse("as many elements of a head that rotate in all layers"));
     }
-    let layers = decoder.layers.iter().map(step_layer).collect::<Option<Vec<_>>>();
-    let layers =
-        layers.ok_or_else(|| refuse("quantised layers, each stored in one format but for values and routers"))?;
+    let layers = step_layers(decoder)
+        .ok_or_else(|| refuse("quantised layers, each stored in one format but for values and routers"))?;
     let inner = parts(&first.mlp).first().map_or(0, |mlp| mlp.inner);
-    let pairs = rope.map_or(0, |rope| rope.of(0).pairs());
-    let sizes = StepSizes { hidden: decoder.hidden, inner, heads: decoder.heads, pairs };
+    let sizes = StepSizes { hidden: decoder.hidden, inner, heads: decoder.heads, pairs, ropes: ropes.len().max(1) };
     PersistentPlan::of(caps, sizes, &layers, dtype)?.among(ranks)
 }
 
 /// The layers of a model, as the kernel is told of them.
 pub(super) fn layers(cuda: &Cuda, decoder: &Decoder<OnCuda>, plan: PersistentPlan) -> Result<Arc<PersistentLayers>> {
-    let layers = decoder.layers.iter().map(step_layer).collect::<Option<Vec<_>>>();
-    let layers = layers.ok_or_else(|| Error::invalid("a step in one kernel", "layers that it takes", "others"))?;
+    let layers =
+        step_layers(decoder).ok_or_else(|| Error::invalid("a step in one kernel", "layers that it takes", "others"))?;
     Ok(Arc::new(PersistentLayers::new(cuda.gpu(), cuda.stream(), plan, &layers)?))
+}
+
+/// The kinds of rotations that layers have, in the order in which they come.
+fn kinds_of_rope(decoder: &Decoder<OnCuda>) -> Vec<&Arc<ByRoom<Rope>>> {
+    let mut kinds: Vec<&Arc<ByRoom<Rope>>> = Vec::new();
+    for rope in decoder.layers.iter().filter_map(|layer| layer.attention.rope.as_ref()) {
+        if !kinds.iter().any(|kind| Arc::ptr_eq(kind, rope)) {
+            kinds.push(rope);
+        }
+    }
+    kinds
 }
 
 /// What the kernel lacks for a model. All of a model is taken apart here, so that what is added to it must be said.
@@ -74,19 +82,23 @@ pub(super) fn lacks(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
             alibi: _,
             window: _,
             scale: _,
-            cap,
+            cap: _,
             sinks,
             output: _,
             post_norm,
         } = attention;
-        if *residual != Residual::Sequential || post_norm.is_some() || mlp_post_norm.is_some() {
-            return Some("one norm before attention and one before the MLP behind it");
+        if *residual != Residual::Sequential || post_norm.is_some() != mlp_post_norm.is_some() {
+            return Some("the MLP behind attention, and norms of what both give or of neither");
         }
-        if !like_the_last(norm) || !mlp_norm.as_ref().is_some_and(like_the_last) {
+        let behind = [post_norm, mlp_post_norm].into_iter().flatten();
+        if !like_the_last(norm)
+            || !mlp_norm.as_ref().is_some_and(like_the_last)
+            || !behind.into_iter().all(like_the_last)
+        {
             return Some("norms of one kind");
         }
-        if cap.is_some() || sinks.is_some() {
-            return Some("scores without a cap, and no sinks");
+        if sinks.is_some() {
+            return Some("no sinks");
         }
         let first = parts(mlp).first().map(gate_of);
         let alike = |mlp: &FeedForward<OnCuda>| {
@@ -109,7 +121,13 @@ fn norm(norm: &Norm<OnCuda>) -> StreamNorm<'_> {
     StreamNorm { weight: norm.weight.view(), bias: norm.bias.as_ref().map(Buffer::view), eps: norm.eps }
 }
 
-fn step_layer(layer: &Layer<OnCuda>) -> Option<StepLayer<'_>> {
+fn step_layers(decoder: &Decoder<OnCuda>) -> Option<Vec<StepLayer<'_>>> {
+    let ropes = kinds_of_rope(decoder);
+    let layers = decoder.layers.iter();
+    layers.map(|layer| step_layer(layer, &ropes)).collect()
+}
+
+fn step_layer<'a>(layer: &'a Layer<OnCuda>, ropes: &[&Arc<ByRoom<Rope>>]) -> Option<StepLayer<'a>> {
     let attention = &layer.attention;
     let mut qkv = attention.qkv.products()?;
     let values = if qkv.len() == 2 { qkv.pop() } else { None };
@@ -128,7 +146,13 @@ fn step_layer(layer: &Layer<OnCuda>) -> Option<StepLayer<'_>> {
         gate: gate_of(parts(&layer.mlp).first()?),
         values,
         norms: [norm(&attention.norm), norm(layer.mlp_norm.as_ref()?)],
+        norms_behind: match (&attention.post_norm, &layer.mlp_post_norm) {
+            (Some(of_attention), Some(of_mlp)) => Some([norm(of_attention), norm(of_mlp)]),
+            _ => None,
+        },
         head_norms,
+        rope: attention.rope.as_ref().map_or(Some(0), |rope| ropes.iter().position(|kind| Arc::ptr_eq(kind, rope)))?,
+        cap: attention.cap,
         alibi: attention.alibi.as_ref().map(Buffer::view),
         scale: attention.scale,
         window: attention.window,
@@ -168,10 +192,10 @@ pub(super) fn over(
     }
 }
 
-/// Rotations of all layers, in a text with room for so many tokens.
-pub(super) fn rope(model: &CudaModel, room: usize) -> &Rope {
-    let of_first = model.decoder.layers.first().and_then(|layer| layer.attention.rope.as_deref());
-    of_first.map_or(&model.no_rope, |rope| rope.of(room))
+/// The kinds of rotations of layers, in a text with room for so many tokens.
+pub(super) fn ropes(model: &CudaModel, room: usize) -> Vec<&Rope> {
+    let kinds = kinds_of_rope(&model.decoder);
+    if kinds.is_empty() { vec![&model.no_rope] } else { kinds.into_iter().map(|kind| kind.of(room)).collect() }
 }
 
 /// The last norm.

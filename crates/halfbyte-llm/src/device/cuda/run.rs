@@ -182,7 +182,7 @@ impl State {
             embedding,
             first_token,
             norm: persistent::last_norm(model),
-            rope: persistent::rope(model, *room),
+            ropes: &persistent::ropes(model, *room),
             cache,
             normed: normed.view_mut(0..*hidden),
             behind: vocabulary.floats_of_head(),

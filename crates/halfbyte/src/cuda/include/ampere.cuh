@@ -13,7 +13,11 @@ DEV void copy_16(u32 dst, const void* src) {
 DEV void copy_16_or_zero(u32 dst, const void* src, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");
 }
-// The same of 4 or 8 bytes, by way of L1.
+// 4 or 8 bytes, by way of L1.
+template <int BYTES> DEV void copy_few(u32 dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(dst), "l"(src), "n"(BYTES) : "memory");
+}
+// The same, zeros where not `there`.
 template <int BYTES> DEV void copy_few_or_zero(u32 dst, const void* src, bool there) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(src), "n"(BYTES), "r"(there ? BYTES : 0)
                : "memory");

@@ -8,10 +8,9 @@ DEV float activate(float v) {
     return v < HB_LOW ? HB_LOW : v > HB_HIGH ? HB_HIGH : v;
   else if constexpr (ACTIVATION == 2)
     return 0.5f * v * (1.f + erff(v * 0.7071067812f));
-  else if constexpr (ACTIVATION == 3) {
-    const float u = 0.7978845608f * (v + 0.044715f * v * v * v);
-    return 0.5f * v * (1.f + tanhf(u));
-  } else if constexpr (ACTIVATION == 4)
+  else if constexpr (ACTIVATION == 3)
+    return v / (1.f + __expf(-1.5957691216f * (v + 0.044715f * v * v * v)));  // as 1 + tanh(u) is 2 σ(2u)
+  else if constexpr (ACTIVATION == 4)
     return v / (1.f + __expf(-v));
   else
     return v;

@@ -6,12 +6,12 @@
 DEV float base_of(float greatest) { return greatest == __int_as_float(0xff800000) ? 0 : greatest; }
 
 // Norms and rotates a head that lies in `raw`, element by element.
-DEV float rotated(const Shared& m, const float* raw, u32 e, bool rotates) {
+DEV float rotated(const Shared& m, u32 rope, const float* raw, u32 e, bool rotates) {
   if (!rotates || int(e) >= int(2 * PAIRS)) return raw[e];
   const bool first = int(e) < int(PAIRS);
   const u32 i = first ? e : e - PAIRS;
   const float a = raw[i], b = raw[i + PAIRS];
-  const float2 angle = m.angles()[i];
+  const float2 angle = m.angles(rope)[i];
   return first ? a * angle.x - b * angle.y : fmaf(b, angle.x, a * angle.y);
 }
 
@@ -32,27 +32,51 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   greatest[0] = greatest[1] = __int_as_float(0xff800000);
   u32 high[2], less[2];
   float s[4], shrink[2];
-  // Four sums side by side, since each product waits for the one before.
-  auto multiply_keys = [&](const BoxRow& row) {
+  // Where this lane loads a row of the four matrices of a run from. Behind the last position it is the last one's, with a
+  // weight of zero; this token's are not in the cache yet.
+  auto row_of = [&](const TileOfRing& tile, u32 first, u32 run, u32 row, const u32* own) {
+    const u32 position = min(first + row, to - 1);
+    return position == now ? BoxRow{shared_address(own) + 128 * run, 0} : tile.row(run, position - first);
+  };
+  // Four sums side by side, since each product waits for the one before; two where heads are so long that registers are
+  // scarce.
+  constexpr u32 SIDE = HEAD > 128 ? 1 : 2;
+  auto multiply_keys = [&](TileOfRing& tile, u32 first) {
     const u32 queries = shared_address(m.queries()) + (lane & 7) * QUERY_ROW * 2 + (lane >> 3) * 16;
-    float of[4][4] = {};
+    float of[2 * SIDE][4] = {};
 #pragma unroll
-    for (u32 i = 0; i < HEAD / 32; i++) {
-      u32 q[2][4];
+    for (u32 run = 0; run < RUNS; run++) {
+      tile.wait(run);
+      const BoxRow row = row_of(tile, first, run, lane & 15, m.key());
 #pragma unroll
-      for (int part = 0; part < 2; part++) load_matrices(q[part], queries + part * 16 * QUERY_ROW + 64 * i);
+      for (u32 i = 0; i < 2; i++) {
+        u32 q[2][4];
 #pragma unroll
-      for (u32 e = 0; e < 2; e++) {
-        u32 a[4];
-        load_matrices(a, row.chunk(4 * i + 2 * e + (lane >> 4)));
+        for (int part = 0; part < 2; part++)
+          load_matrices(q[part], queries + part * 16 * QUERY_ROW + 128 * run + 64 * i);
 #pragma unroll
-        for (int part = 0; part < 2; part++) mma_sync<BF16>(of[2 * part + e], a, q[part][2 * e], q[part][2 * e + 1]);
+        for (u32 e = 0; e < 2; e++) {
+          u32 a[4];
+          load_matrices(a, row.chunk(4 * i + 2 * e + (lane >> 4)));
+#pragma unroll
+          for (int part = 0; part < 2; part++)
+            mma_sync<BF16>(of[SIDE * part + e % SIDE], a, q[part][2 * e], q[part][2 * e + 1]);
+        }
       }
+      tile.free(run);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) s[i] = (of[0][i] + of[1][i]) + (of[2][i] + of[3][i]);
+    for (int i = 0; i < 4; i++) {
+      s[i] = of[0][i] + of[1][i];
+      if (SIDE == 2) s[i] += of[2 * SIDE - 2][i] + of[2 * SIDE - 1][i];
+    }
   };
   auto weigh = [&](u32 tile) {
+    if (CAPPED) {
+      const float cap = m.layer(again(layer_number)).cap * LOG2_E;
+#pragma unroll
+      for (int i = 0; i < 4; i++) s[i] = cap * tanhf(s[i] / cap);
+    }
     if (ALIBI) {
       const float behind = float(int(tile + g) - int(m.step()[0]));
 #pragma unroll
@@ -87,15 +111,21 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
       less[r] = transpose_8x8(pair(s[2 * r] - first_of(b), s[2 * r + 1] - second_of(b)));
     }
   };
-  auto add_values = [&](const BoxRow& row) {
+  auto add_values = [&](TileOfRing& tile, u32 first) {
 #pragma unroll
-    for (u32 i = 0; i < HEAD / 16; i++) {
-      u32 a[4];
-      load_transposed(a, row.chunk(2 * i + (lane >> 3 & 1)));
-      float (&sum)[4] = sums[i];
-      sum[0] *= shrink[0], sum[1] *= shrink[1], sum[2] *= shrink[0], sum[3] *= shrink[1];
-      mma_sync<BF16>(sum, a, high[0], high[1]);
-      mma_sync<BF16>(sum, a, less[0], less[1]);
+    for (u32 run = 0; run < RUNS; run++) {
+      tile.wait(run);
+      const BoxRow row = row_of(tile, first, run, (lane & 7) + (lane >> 4) * 8, m.value());
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) {
+        u32 a[4];
+        load_transposed(a, row.chunk(2 * i + (lane >> 3 & 1)));
+        float (&sum)[4] = sums[4 * run + i];
+        sum[0] *= shrink[0], sum[1] *= shrink[1], sum[2] *= shrink[0], sum[3] *= shrink[1];
+        mma_sync<BF16>(sum, a, high[0], high[1]);
+        mma_sync<BF16>(sum, a, less[0], less[1]);
+      }
+      tile.free(run);
     }
   };
   // The heads of this token: queries, then key and value where they are in this part.
@@ -121,7 +151,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
 #pragma unroll
     for (u32 j = 0; j < HEAD / 32; j++) {
       const u32 e = lane + 32 * j;
-      const float value = rotated(m, raw, e, h <= G);
+      const float value = rotated(m, layer.rope, raw, e, h <= G);
       if (h < G) {
         const float scaled = value * (layer.scale * LOG2_E);
         const u32 high = pair(scaled, 0);
@@ -141,21 +171,11 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   TileOfRing tile(m, slot);
 #pragma unroll 1
   for (u32 first = from + TILE * slot; first < to; first += TILE * SLOTS) {
-    // This lane's row of the four matrices that a warp loads. Behind the last position it is the last one's, with a
-    // weight of zero; this token's are not in the cache yet.
-    auto row_of = [&](u32 row, const u32* own) {
-      const u32 position = min(first + row, to - 1);
-      return position == now ? BoxRow{shared_address(own), 128, 0} : tile.row(position - first);
-    };
-    tile.wait();
-    multiply_keys(row_of(lane & 15, m.key()));
-    tile.free();
+    multiply_keys(tile, first);
     weigh(first);
-    tile.wait();
-    add_values(row_of((lane & 7) + (lane >> 4) * 8, m.value()));
-    tile.free();
+    add_values(tile, first);
   }
-  tile.leave(m, slot);
+  tile.leave(m, thread_index() / 32);
   float* const of_warps = m.shifts();  // [2][8][SLOTS]: greatest scores, weights
   float* const all = m.attended();  // [slots][G][SUMS_ROW]
 #pragma unroll

@@ -13,6 +13,7 @@ struct Input {
   const u32* words;
   u32 count;  // of words
   Norm norm;  // of the stream
+  NormBehind behind;
   const u32* sums;  // of the stream, where its mean comes from these
   const void* router;  // of experts, or null
 };
@@ -76,7 +77,8 @@ template <class Then> DEV void look_at_input(const Params& p, const Shared& m, c
     then();
     make_whole(m, of);
   } else {
-    look_at_stream<WHOLE || EXPERTS, false>(p, m, of.words, of.norm, of.router, then, [](u32, const float (&)[4]) {});
+    look_at_stream<WHOLE || EXPERTS, false>(p, m, of.words, of.norm, of.behind, of.router, then,
+                                            [](u32, const float (&)[4]) {});
   }
   sync();
 }
@@ -85,10 +87,12 @@ template <class Then> DEV void look_at_input(const Params& p, const Shared& m, c
 // step, of two ranks at a time; of pairs four words, and of the next stage's columns as many.
 struct InputColumns {
   // Of pairs those of this stage and of the next. Of the stream parts of a rank, and what the ranks before it add up
-  // to, at first parts of rank 0.
+  // to, at first parts of rank 0; or the last addend, which is to be normed, and the stream before.
   uint4 v[STEPS], sum[STEPS];
   NormColumns<LAYER_NORM && !MEAN_OF_SUMS> norm[STEPS];
+  NormColumns<false> behind[NORMS_BEHIND ? STEPS : 1];
   float mean;  // of the stream, where it comes from sums
+  float factor;  // NORMS_BEHIND
   u32 first;  // the first step of columns
   u32 rank;  // whose parts `v` is
 
@@ -111,8 +115,10 @@ struct InputColumns {
     for (u32 k = 0; k < STEPS; k++) sum[k] = look_at_part(of_stream(of, 0, k));
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++) {
-      if (RANKS > 1) v[k] = look_at_part(of_stream(of, 1, k));
-      norm[k].load(of.norm, 128 * (first + k) + 4 * (thread_index() & 31));
+      const u32 place = 128 * (first + k) + 4 * (thread_index() & 31);
+      if (OF_STREAM > 1) v[k] = look_at_part(of_stream(of, 1, k));
+      if (NORMS_BEHIND) behind[NORMS_BEHIND ? k : 0].load({of.behind.weight, nullptr, 0}, place);
+      norm[k].load(of.norm, place);
     }
   }
   // The next columns of the run, when digits of the first ones are made.
@@ -125,9 +131,11 @@ struct InputColumns {
   // Adds a rank's parts, and asks for the next one's.
   __device__ __forceinline__ void add_next(const Params& p, const Input& of) {
     if (rank == 1) wait_for_part(p, 0, sum, [&](u32 k) { return of_stream(of, 0, k); });
-    if constexpr (RANKS > 1) {
-      wait_for_part(p, rank, v, [&](u32 k) { return of_stream(of, rank, k); });
-      add_part(sum, v);
+    if constexpr (OF_STREAM > 1) wait_for_part(p, rank, v, [&](u32 k) { return of_stream(of, rank, k); });
+    if constexpr (RANKS > 1) add_part(sum, v);
+    if constexpr (NORMS_BEHIND) {
+#pragma unroll
+      for (u32 k = 0; k < STEPS; k++) add_normed(sum[k], v[k], factor, behind[k].weight);
     }
     if constexpr (RANKS > 2) {
       if (++rank == RANKS) return;

@@ -42,6 +42,29 @@ struct Norm {
   const float *weight, *bias;  // [HIDDEN]; the bias of a LAYER_NORM
   float eps;
 };
+// NORMS_BEHIND: what the last addend of a stream is normed with, and where sums of its squares lie.
+struct NormBehind {
+  const float* weight;
+  const u32* sums;
+  float eps;
+};
+// What the last addend is multiplied with, besides the weights. It is kept for who adds to the stream. A barrier for all.
+DEV float factor_behind(const Params& p, const Shared& m, const NormBehind& norm) {
+  const float of_warp = warp_sum(look_for_sums(p, norm.sums));
+  if ((thread_index() & 31) == 0) m.squares()[thread_index() / 32] = of_warp;
+  sync();
+  const float factor = rsqrtf(sum_of_warps(m.squares()) / float(HIDDEN) + norm.eps);
+  if (thread_index() == 0) m.all().factor = factor;
+  return factor;
+}
+// Four columns that lie together, with their addends.
+DEV void add_normed(uint4& stream, const uint4& added, float factor, const float2 (&weight)[2]) {
+  auto add = [&](u32& to, u32 v, float w) {
+    to = __float_as_uint(fmaf(__uint_as_float(v) * factor, w, __uint_as_float(to)));
+  };
+  add(stream.x, added.x, weight[0].x), add(stream.y, added.y, weight[1].x);
+  add(stream.z, added.z, weight[0].y), add(stream.w, added.w, weight[1].y);
+}
 #include "persistent_experts.cuh"
 
 // What a norm makes of a number of the stream. What an RMS norm divides by is left to `factor_of_norm`.
@@ -115,8 +138,8 @@ template <bool SQUARES> DEV void leave_sum(float* of_warps, const uint4 (&v)[LOA
 // router's rows that this block has (null: none) are multiplied with them, and they become a WHOLE x; or, of the LAST
 // norm, `each` gets the place of four and what the norm makes of them, and the sum is known. A barrier must follow.
 template <bool NEEDED, bool LAST, class Then, class Each>
-DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const Norm& norm, const void* router,
-                        Then&& then, Each&& each) {
+DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const Norm& norm, const NormBehind& behind,
+                        const void* router, Then&& then, Each&& each) {
   constexpr u32 LOADS = LOADS_OF_STREAM;
   constexpr bool EARLY = NEEDED && LOADS <= (LAYER_NORM ? 4 : 8);  // where registers hold them beside the stream
   NormColumns<LAYER_NORM> early[EARLY ? LOADS : 1];
@@ -128,7 +151,20 @@ DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const
   rows.load(router);
   sync();
   then();
-  look_for_stream(p, v, [&](u32 i) { return place(i) < HIDDEN ? from + place(i) : nullptr; });
+  auto at = [&](u32 i) { return place(i) < HIDDEN ? from + place(i) : nullptr; };
+  look_for_stream(p, v, at);
+  if constexpr (NORMS_BEHIND) {
+    uint4 added[LOADS];
+    look_for_stream(p, added, [&](u32 i) { return at(i) ? at(i) + HIDDEN : nullptr; });
+    const float factor = factor_behind(p, m, behind);
+#pragma unroll
+    for (u32 i = 0; i < LOADS; i++) {
+      if (place(i) >= HIDDEN) break;
+      NormColumns<false> weights;
+      weights.load({behind.weight, nullptr, 0}, place(i));
+      add_normed(v[i], added[i], factor, weights.weight);
+    }
+  }
   if constexpr (LAYER_NORM) {
     leave_sum<false>(m.reduce(), v, 0);
     sync();

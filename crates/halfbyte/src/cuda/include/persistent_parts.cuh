@@ -34,13 +34,16 @@ struct PartOfBlock : Parts {
   }
 };
 
-// Keys and values of all layers, [layers][KV_HEADS][capacity][HEAD]: boxes of BOX_POSITIONS and 64 elements.
+// Keys and values of all layers, [layers][KV_HEADS][capacity][HEAD]: boxes of BOX_POSITIONS and 64 elements. Those of a
+// tile come run by run: several runs in a stage, or a run in several stages.
 struct Cache {
   const TensorMap *keys, *values;
 };
-// Stages that keys, or values, of a tile take.
-constexpr u32 PIECES = TILE / BOX_POSITIONS, BOX = BOX_POSITIONS * 128;
-static_assert(PIECES <= STAGES, "stages for the keys of a tile");
+constexpr u32 RUNS_OF_STAGE = RUNS % 4 == 0 && has_room(STAGE, 4 * TILE * 128)   ? 4
+                              : RUNS % 2 == 0 && has_room(STAGE, 2 * TILE * 128) ? 2
+                                                                                 : 1,
+              STAGES_OF_RUN = TILE / BOX_POSITIONS, PIECES = RUNS / RUNS_OF_STAGE * STAGES_OF_RUN;
+static_assert(STAGES_OF_RUN <= STAGES, "stages for a run");
 static_assert(BOX_POSITIONS == HB_BOX_POSITIONS, "the boxes of the host's maps");
 DEV u32 boxes_of(u32 stage_address) { return (stage_address + 127) & ~127u; }
 
@@ -60,46 +63,49 @@ struct Tiles {
   }
   // Rows behind the last position are whatever lies there, or zeros behind the cache.
   __device__ __forceinline__ void bring(const Params& p, const Cache& cache, u32 to_stage, u32 full) {
-    mbarrier_expect(full, HALVES * BOX);
+    mbarrier_expect(full, RUNS_OF_STAGE * BOX);
     const TensorMap* const map = piece < PIECES ? cache.keys : cache.values;
+    const u32 of = piece % PIECES, run = of / STAGES_OF_RUN * RUNS_OF_STAGE,
+              first = row + of % STAGES_OF_RUN * BOX_POSITIONS;
 #pragma unroll
-    for (u32 half = 0; half < HALVES; half++)
-      copy_box(boxes_of(to_stage) + half * BOX, map, 64 * half, row + piece % PIECES * BOX_POSITIONS, full);
+    for (u32 i = 0; i < RUNS_OF_STAGE; i++) copy_box(boxes_of(to_stage) + i * BOX, map, 64 * (run + i), first, full);
     if (++piece < 2 * PIECES) return;
     tile += TILE * SLOTS;
     begin_tile(p);
   }
 };
 
-// A row of a tile, as fragments are loaded from: its chunks of 16 bytes.
+// Where fragments of a row of a run are loaded from: its eight chunks of 16 bytes.
 struct BoxRow {
-  u32 at, half, swizzle;
-  __device__ __forceinline__ u32 chunk(u32 i) const { return at + i / 8 * half + ((i % 8 ^ swizzle) << 4); }
+  u32 at, swizzle;
+  __device__ __forceinline__ u32 chunk(u32 i) const { return at + ((i ^ swizzle) << 4); }
 };
-// A warp's stages of a tile, when keys or values have come.
+// A warp's stages of a tile, run by run of keys, then of values.
 struct TileOfRing {
   u32 ring, full, stage, phase;
   __device__ __forceinline__ TileOfRing(const Shared& m, u32 warp) {
     ring = shared_address(shared) + warp * STAGES * STAGE, full = full_barriers(warp);
     stage = m.turns()[warp] >> 1, phase = m.turns()[warp] & 1;
   }
-  __device__ __forceinline__ void wait() const {
+  __device__ __forceinline__ void wait(u32 run) const {
+    if (run % RUNS_OF_STAGE) return;
 #pragma unroll
-    for (u32 i = 0; i < PIECES; i++) {
+    for (u32 i = 0; i < STAGES_OF_RUN; i++) {
       const bool over = stage + i >= STAGES;
       mbarrier_wait(full + 8 * (stage + i - (over ? STAGES : 0)), phase ^ over);
     }
   }
-  __device__ __forceinline__ BoxRow row(u32 i) const {
-    const u32 of = stage + i / BOX_POSITIONS,
-              at = boxes_of(ring + (of < STAGES ? of : of - STAGES) * STAGE) + i % BOX_POSITIONS * 128;
-    return {at, BOX, at >> 7 & 7};
+  __device__ __forceinline__ BoxRow row(u32 run, u32 i) const {
+    const u32 of = stage + i / BOX_POSITIONS, in_ring = STAGES_OF_RUN == 1 || of < STAGES ? of : of - STAGES,
+              at = boxes_of(ring + in_ring * STAGE) + run % RUNS_OF_STAGE * BOX + i % BOX_POSITIONS * 128;
+    return {at, at >> 7 & 7};
   }
-  // All that was loaded of them has been multiplied.
-  __device__ __forceinline__ void free() {
+  // All that was loaded of the run has been multiplied.
+  __device__ __forceinline__ void free(u32 run) {
+    if ((run + 1) % RUNS_OF_STAGE) return;
     __syncwarp();
 #pragma unroll
-    for (u32 i = 0; i < PIECES; i++) {
+    for (u32 i = 0; i < STAGES_OF_RUN; i++) {
       if ((thread_index() & 31) == 0) mbarrier_arrive(full + 8 * (STAGES + stage));
       if (++stage == STAGES) stage = 0, phase ^= 1;
     }

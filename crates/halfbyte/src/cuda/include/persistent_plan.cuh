@@ -9,6 +9,10 @@ constexpr u32 HIDDEN = HB_HIDDEN, INNER = HB_INNER, HEADS = HB_HEADS, KV_HEADS =
 // Norms that take off the mean and have biases; scores that fall with the distance; MLPs of gates and what these let
 // through, or of a function alone (ACTIVATION).
 constexpr bool LAYER_NORM = HB_LAYER_NORM, ALIBI = HB_ALIBI, GATED = HB_GATED;
+// What output and down give is normed before it is added to the stream; scores are at most a layer's `cap`.
+constexpr bool NORMS_BEHIND = HB_NORMS_BEHIND, CAPPED = HB_CAPPED;
+// Kinds of rotations, of which each layer has one.
+constexpr u32 ROPES = HB_ROPES, MOST_ROPES = 2;
 // Of 16 rows of gate and up 8 are gates of the others, as of experts always; else all gates come first.
 constexpr bool BESIDE = HB_BESIDE;
 // Experts that the MLP of a layer consists of, 0: it is one; how many of them a token has; whether their shares are a
@@ -29,6 +33,8 @@ constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;  // of fou
 // The mean of a stream comes from sums that blocks leave beside its rows, and what a LayerNorm adds, times the weights,
 // is in the bias of the product behind it. Not where x is codes of what the norm gives, or a product has gates beside.
 constexpr bool MEAN_OF_SUMS = LAYER_NORM && !QUANTIZED && !BESIDE;
+// Vectors that a stream consists of: each rank's part; or the stream before, and what is normed and then added to it.
+constexpr u32 OF_STREAM = NORMS_BEHIND ? 2 : RANKS;
 constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
               QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
 // Weights whose scales and offsets are multiples of halves (GGUF's K types) may differ from tensor to tensor. Such a
@@ -41,25 +47,26 @@ constexpr u32 FORMS_COUNT = FORMS ? (FORMS & 1) + (FORMS >> 1 & 1) + (FORMS >> 2
 static __device__ constexpr u32 bits_of(u32 form) { return form == 0 ? 3 : form == 1 ? 4 : form == 2 ? 6 : 5; }
 static __device__ constexpr u32 codes_of(u32 form) { return 256 * (FORMS ? bits_of(form) : BITS); }
 constexpr u32 LONGEST = FORMS & 4 ? 2 : FORMS & 8 ? 3 : FORMS & 2 ? 1 : 0, UNIT = codes_of(LONGEST) + UNIT_PARAMS;
-// A stage has STEPS units of weights, or positions of a TILE that attention takes at once: boxes of 64 elements of keys
-// or values, at a multiple of 128 bytes behind where the stage begins.
-constexpr u32 TILE = 16, HALVES = HEAD / 64;
+// A stage has STEPS units of weights, or keys or values of a TILE of positions that attention takes at once: boxes of 64
+// elements, a run of a head, and all of the tile's positions or half of them, at a multiple of 128 bytes behind where the
+// stage begins. A stage has room for one of the smaller boxes at least.
+constexpr u32 TILE = 16, RUNS = HEAD / 64, LEAST = TILE / 2 * 128;
 static __device__ constexpr u32 before_boxes(u32 stage) {  // at most
   return stage % 128 == 0 ? 0 : stage % 64 == 0 ? 64 : stage % 32 == 0 ? 96 : 112;
 }
-static __device__ constexpr bool has_room(u32 stage, u32 positions) {
-  return stage >= before_boxes(stage) + positions * HEAD * 2;
-}
+static __device__ constexpr bool has_room(u32 stage, u32 bytes) { return stage >= before_boxes(stage) + bytes; }
 constexpr u32 OF_WEIGHTS = STEPS * UNIT,
-              STAGE = has_room(OF_WEIGHTS, TILE / 2)     ? OF_WEIGHTS
-                      : OF_WEIGHTS > TILE / 2 * HEAD * 2 ? (OF_WEIGHTS + 127) / 128 * 128
-                                                         : TILE / 2 * HEAD * 2,
-              BOX_POSITIONS = has_room(STAGE, TILE) ? TILE : TILE / 2;
+              STAGE = has_room(OF_WEIGHTS, LEAST) ? OF_WEIGHTS
+                      : OF_WEIGHTS > LEAST        ? (OF_WEIGHTS + 127) / 128 * 128
+                                                  : LEAST,
+              BOX_POSITIONS = has_room(STAGE, 2 * LEAST) ? TILE : TILE / 2, BOX = BOX_POSITIONS * 128;
 static_assert((FORMS != 0) == MULTIPLES && (FORMS || !VALUES_APART), "forms of multiples");
 constexpr u32 PART_POSITIONS = 256, MOST_PARTS = BLOCKS / KV_HEADS < 32 ? BLOCKS / KV_HEADS : 32;
 static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTENDED_LENGTH % (128 * STEPS) == 0,
               "whole stages");
-static_assert(HEAD == 64 || HEAD == 128, "heads of one or two runs of 64");
+static_assert(HEAD % 64 == 0 && RUNS >= 1 && RUNS <= 4, "heads of up to four runs of 64");
+static_assert(ROPES >= 1 && ROPES <= MOST_ROPES, "kinds of rotations that a step knows");
+static_assert(!NORMS_BEHIND || RANKS == 1 && !LAYER_NORM, "RMS norms of what one GPU has whole");
 static_assert(RANKS >= 1 && RANKS <= MOST_RANKS_OF_STEP, "ranks that a step knows");
 static_assert(GATED || !BESIDE, "gates beside others");
 static_assert(BESIDE || !EXPERTS, "gates of experts lie beside what they let through");
@@ -73,14 +80,17 @@ struct Layer {
   Product qkv, output, up, down;
   const float* norms[2];  // what the stream is normed with before q, k, v and before gate and up, [HIDDEN]
   const float* norm_biases[2];  // of a LAYER_NORM
+  // NORMS_BEHIND: what the last addends of both streams are normed with; of the first layer's, which are 0, any.
+  const float* norms_behind[2];
   const float *query_norm, *key_norm;  // [HEAD], or null
   void *keys, *values;  // [kv_heads][capacity][HEAD]
   const u8* w_of_values;  // where they are apart; of their bias the place of row 0 of q, k, v, or null
   const float* bias_of_values;
   const void* router;  // [EXPERTS][HIDDEN]
-  float eps[2], head_eps;  // of norms
-  float scale;
+  float eps[2], eps_behind[2], head_eps;  // of norms
+  float scale, cap;  // of scores; CAPPED
   u32 window;  // 0: none
+  u32 rope;  // which of the kinds
   u32 forms;  // of the weights of each product, and of values where they are apart: 4 bits each
   __device__ __forceinline__ const Product& product(u32 i) const { return (&qkv)[i]; }
 };
@@ -91,10 +101,10 @@ struct Params {
   const u64* scales;  // [layers][products]: where the scales of a product's rows are, two bytes each, in their order
   const u32 *token, *position;
   const void* embedding;  // [vocab][HIDDEN]
-  const float *norm, *norm_bias;  // the last one
+  const float *norm, *norm_bias, *norm_behind;  // the last ones
   const float* slopes;  // ALIBI: [HEADS]
   void* normed;  // [HIDDEN]
-  const double* turns;  // [PAIRS]: of a position
+  const double* turns[MOST_ROPES];  // [PAIRS]: of a position
   u32* words;  // the sets
   u32* state;  // [0] steps done; [1] parts of attention in the step before
   u32* of_ranks[MOST_RANKS_OF_STEP];  // the sets of each rank
@@ -106,9 +116,9 @@ struct Params {
   u64 first, tokens;  // those whose vectors this rank has
   u32 count;  // layers
   u32 embedding_type;  // 0 f16, 1 bf16, 2 f32
-  float eps;
+  float eps, eps_behind;
   u32 rank;
-  u32 of_behind, padding;
+  u32 of_behind;
 };
 
 // The index of a thread or block, read anew wherever it is needed: what follows from it would else be computed before
@@ -130,12 +140,12 @@ DEV u32 again(u32 v) {
 }
 // Sums of a stream: those of each warp that leaves rows of it, of all blocks; of each rank.
 constexpr u32 SUMS_OF_STREAM = ((HIDDEN / 16 + BLOCKS - 1) / BLOCKS + 3) / 4, SUMS_OF_RANK = SUMS_OF_STREAM * BLOCKS;
-// Words of a layer: the stream that it begins with, each rank's part of it; q, k, v; what attention gives; the stream
-// after that; what the gate gives; what the router gives; sums of both streams.
-constexpr u32 AT_QKV = RANKS * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH, AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2,
-              AT_INNER = AT_MIDDLE + RANKS * HIDDEN, AT_LOGITS = AT_INNER + WIDTH / 2,
-              AT_SUMS = AT_LOGITS + (EXPERTS + 3) / 4 * 4,
-              WORDS_OF_LAYER = AT_SUMS + (MEAN_OF_SUMS ? (2 * RANKS * SUMS_OF_RANK + 3) / 4 * 4 : 0);
+// Words of a layer: the stream that it begins with; q, k, v; what attention gives; the stream after that; what the gate
+// gives; what the router gives; sums of both streams, or of squares of what is added to them.
+constexpr u32 AT_QKV = OF_STREAM * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH,
+              AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2, AT_INNER = AT_MIDDLE + OF_STREAM * HIDDEN,
+              AT_LOGITS = AT_INNER + WIDTH / 2, AT_SUMS = AT_LOGITS + (EXPERTS + 3) / 4 * 4,
+              WORDS_OF_LAYER = AT_SUMS + (MEAN_OF_SUMS || NORMS_BEHIND ? (2 * RANKS * SUMS_OF_RANK + 3) / 4 * 4 : 0);
 static_assert(SUMS_OF_STREAM <= WARPS, "a sum of a warp");
 // A part of attention: sums, then greatest scores, then weights.  Parts lie behind all layers.
 constexpr u32 PART = HEADS_OF_GROUP * (HEAD + 2), PARTS_OF_LAYER = KV_HEADS * MOST_PARTS * PART;
@@ -196,7 +206,14 @@ struct __align__(16) Expert {
 constexpr u32 OF_BLOCK = (EXPERTS + BLOCKS - 1) / BLOCKS;
 // Queries, and sums of attention, lie in rows that begin in different banks.
 constexpr u32 QUERY_ROW = HEAD + 8, SUMS_ROW = HEAD + 4;
-// What is known of all of a product's input: what a LAYER_NORM takes off and multiplies with; the rule of a WHOLE x.
+// Rows r and r + 8 of the stream that a block adds to, where no rank has a part of them: what they were last; or
+// (NORMS_BEHIND) without the last addend, this, and the weights of its norms. A thread has its own, and no other reads
+// them.
+struct Own {
+  float2 stream, added, weights[2];
+};
+// What is known of all of a product's input: what a LAYER_NORM takes off and multiplies with, or what the norm behind
+// multiplies the last addend with; the rule of a WHOLE x.
 struct OfAll {
   float mean, factor;
   Step step;
@@ -209,11 +226,12 @@ constexpr u32 X_OF_WARP = STEPS * X_UNIT,
 constexpr u32 SLOTS = WARPS, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * SUMS_ROW * 4,
               X_BYTES = most(X_OF_ALL + SUMS_BYTES, OF_ATTENTION + 2 * SLOTS * 32);
 constexpr u32 X = WARPS * STAGES * STAGE, REDUCE = X + X_BYTES, ANGLES = REDUCE + 272,
-              QUERIES = ANGLES + most(PAIRS, 2) * 8, KEY = QUERIES + 32 * QUERY_ROW, VALUE = KEY + 2 * HEAD,
+              QUERIES = ANGLES + ROPES * most(PAIRS, 2) * 8, KEY = QUERIES + 32 * QUERY_ROW, VALUE = KEY + 2 * HEAD,
               RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_GROUP + 2) * HEAD * 4,
               ROUTED = BARRIERS + WARPS * STAGES * 16, CHOICES = ROUTED + (EXPERTS ? 16 : 0),
               DOTS = CHOICES + (EXPERTS ? CHOSEN * sizeof(Expert) : 0), PLANS = DOTS + OF_BLOCK * WARPS * 4,
-              LAYERS = PLANS + 4 * sizeof(Plan), SHARED_BYTES = LAYERS + 2 * sizeof(Layer);
+              LAYERS = PLANS + 4 * sizeof(Plan), OWN = LAYERS + 2 * sizeof(Layer),
+              SHARED_BYTES = OWN + 8 * most_blocks(1) * sizeof(Own);
 
 static_assert(SHARED_BYTES == HB_SHARED_BYTES, "the host's sum");
 static_assert(sizeof(Plan) % 16 == 0 && QUERIES % 16 == 0 && LAYERS % 16 == 0, "alignment");
@@ -235,13 +253,14 @@ struct Shared {
   __device__ __forceinline__ OfAll& all() const { return *at_shared<OfAll>(REDUCE + 176); }
   // Where each warp is in its ring: stage and phase.
   __device__ __forceinline__ u32* turns() const { return at_shared<u32>(REDUCE + 128); }
-  __device__ __forceinline__ float2* angles() const { return at_shared<float2>(ANGLES); }
+  __device__ __forceinline__ float2* angles(u32 rope) const { return at_shared<float2>(ANGLES) + rope * PAIRS; }
   __device__ __forceinline__ Expert* chosen() const { return at_shared<Expert>(CHOICES); }
   // Of the stream with the router's rows that this block has, those of each warp: [OF_BLOCK][WARPS].
   __device__ __forceinline__ float* dots() const { return at_shared<float>(DOTS); }
   __device__ __forceinline__ Plan& plan(u32 product) const { return at_shared<Plan>(PLANS)[product]; }
   // Of this layer, and of the next when that is near.
   __device__ __forceinline__ const Layer& layer(u32 i) const { return at_shared<const Layer>(LAYERS)[i & 1]; }
+  __device__ __forceinline__ Own& own(u32 pair) const { return at_shared<Own>(OWN)[pair]; }
   __device__ __forceinline__ u16* queries() const { return at_shared<u16>(QUERIES); }  // [2][8][QUERY_ROW]
   __device__ __forceinline__ u32* key() const { return at_shared<u32>(KEY); }  // of this token [HEAD / 2]
   __device__ __forceinline__ u32* value() const { return at_shared<u32>(VALUE); }

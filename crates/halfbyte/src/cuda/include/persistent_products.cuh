@@ -158,6 +158,8 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
       if (adds) sums[i * SUMS_OF_BLOCK] = {0, 0};
   });
   if (EXPERTS && product == 2) choose(p, m, number >> 2);
+  if (NORMS_BEHIND && !input.pairs)
+    columns.factor = looks_at_all(input) ? m.all().factor : factor_behind(p, m, input.behind);
   if (MEAN_OF_SUMS && !input.pairs) {
     const float of_warp = warp_sum(look_for_sums(p, input.sums));
     if (lane == 0) m.squares()[warp] = of_warp;

@@ -31,6 +31,7 @@ mod persistent_decode;
 mod persistent_layers;
 mod persistent_model;
 mod persistent_plan;
+mod persistent_samples;
 mod rms_norm;
 mod rope;
 mod sample;
@@ -147,7 +148,7 @@ pub fn instances_of_hopper() -> Vec<Instance> {
     let attention = [(64, true), (80, false), (128, false), (128, true), (192, false), (LARGEST_HEAD, true)];
     let attention =
         attention.into_iter().flat_map(|(size, changed)| attention_wgmma::instances(size, &FLOATS, changed));
-    persistent_plan::samples().into_iter().chain(attention).collect()
+    persistent_samples::samples().into_iter().chain(attention).collect()
 }
 
 /// The kernels that leave quantised rows of a form.

@@ -39,13 +39,14 @@ DEV u32* sums_of_stream(u32* layer, u32 stream) {
 // rows in pairs. A norm's factor comes to them here. What does not need the sums is done before they are waited for.
 template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32 layer) {
   // Gates and what they let through: in row blocks of their own, or both in one. Or a function alone.
-  constexpr bool SUMS = MEAN_OF_SUMS && PRODUCT & 1, INSIDE_MLP = PRODUCT == 2, GATES = INSIDE_MLP && PAIRED,
-                 GATES_BESIDE = INSIDE_MLP && BESIDE, ALONE = INSIDE_MLP && !GATED, ADDS = PRODUCT & 1;
+  constexpr bool SUMS = (MEAN_OF_SUMS || NORMS_BEHIND) && PRODUCT & 1, INSIDE_MLP = PRODUCT == 2,
+                 GATES = INSIDE_MLP && PAIRED, GATES_BESIDE = INSIDE_MLP && BESIDE, ALONE = INSIDE_MLP && !GATED,
+                 ADDS = PRODUCT & 1;
   constexpr u32 AT = PRODUCT == 0 ? AT_QKV : PRODUCT == 1 ? AT_MIDDLE : INSIDE_MLP ? AT_INNER : WORDS_OF_LAYER;
   const Plan& plan = m.plan(PRODUCT);
   u32* const words = set_of(p, m) + layer * WORDS_OF_LAYER;
   const float* const bias = m.layer(layer).product(PRODUCT).bias;
-  // What output and down are added to; it is the first rank's.
+  // What output and down are added to, where it has parts of ranks; it is the first rank's.
   const u32* const stream = words + (PRODUCT == 1 ? 0 : AT_MIDDLE);
   const u32 first = 16 * plan.first, pairs = 8 * plan.blocks;
   bool waits = true;
@@ -70,9 +71,18 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
       const u32 of_all = row + (GATES && i & 8 ? INNER : 0);
       scales = __ldg(reinterpret_cast<const u32*>(p.scales[4 * layer + PRODUCT]) + of_all / 16 * 8 + of_all % 8);
     }
-    if (ADDS && there && (RANKS == 1 || p.rank == 0)) {
-      const float2 before = pair_of_stream(p, stream + place);
-      added.x += before.x, added.y += before.y;
+    if (ADDS && there) {
+      if constexpr (NORMS_BEHIND) {  // the stream with its last addend stays apart from the next one
+        Own& own = m.own(i);
+        const float2 weight = own.weights[PRODUCT / 2];
+        const float factor = m.all().factor;
+        own.stream.x = fmaf(own.added.x * factor, weight.x, own.stream.x);
+        own.stream.y = fmaf(own.added.y * factor, weight.y, own.stream.y);
+        leave_at(words + AT + place, own.stream);
+      } else if (RANKS == 1 || p.rank == 0) {
+        const float2 before = RANKS == 1 ? m.own(i).stream : pair_of_stream(p, stream + place);
+        added.x += before.x, added.y += before.y;
+      }
     }
     if (waits) sync();
     waits = false;
@@ -82,7 +92,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     float2 v = rows(m, there ? i : 0);
     if (ROWS_SCALED) v.x *= low(scales), v.y *= high(scales);
     v.x = fmaf(v.x, factor, added.x), v.y = fmaf(v.y, factor, added.y);
-    u32* const to = words + AT + place;
+    u32* const to = words + AT + (ADDS && NORMS_BEHIND ? HIDDEN : 0) + place;
     if (GATES || ALONE) {
       float one, other;
       if constexpr (GATES) {
@@ -98,12 +108,17 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
       const float one = gated(v.x, v.y), other = __shfl_xor_sync(ALL_LANES, one, 1);
       if (there && !(i & 1)) leave(to, pair(one, other));
     } else if (there) {
-      if (ADDS)
+      if (ADDS) {
         leave_part(p, to, v);
-      else
+        if constexpr (NORMS_BEHIND)
+          m.own(i).added = v;
+        else if (RANKS == 1)
+          m.own(i).stream = v;
+      } else
         leave(to, __float_as_uint(v.x)), leave(to + 8, __float_as_uint(v.y));
     }
-    if (SUMS) leave_sum_of_rows(p, sums_of_stream(words, PRODUCT == 1 ? 1 : 2), i0 / 32, there ? v.x + v.y : 0.0f);
+    const float of_rows = NORMS_BEHIND ? v.x * v.x + v.y * v.y : v.x + v.y;
+    if (SUMS) leave_sum_of_rows(p, sums_of_stream(words, PRODUCT == 1 ? 1 : 2), i0 / 32, there ? of_rows : 0.0f);
   }
 }
 
@@ -117,6 +132,7 @@ DEV Input input_of(const Params& p, const Shared& m, u32 number, const Layer& la
   of.words = words + (product == 0 ? 0 : product == 1 ? AT_ATTENDED : product == 2 ? AT_MIDDLE : AT_INNER);
   of.count = product == 1 ? ATTENDED_LENGTH / 2 : product == 3 ? WIDTH / 2 : HIDDEN;
   of.sums = sums_of_stream(set_of(p, m) + (number >> 2) * WORDS_OF_LAYER, product / 2);
+  of.behind = {layer.norms_behind[product / 2], of.sums, layer.eps_behind[product / 2]};
   of.norm = {layer.norms[product / 2], layer.norm_biases[product / 2], layer.eps[product / 2]};
   of.router = product == 2 ? layer.router : nullptr;
   return of;
@@ -130,12 +146,28 @@ DEV void prefetch(const Params& p, const Shared& m, u32 i) {
   const bool last = i + 1 == p.count;
   const float* const weights[2] = {layer.norms[1], last ? p.norm : p.layers[i + 1].norms[0]};
   const float* const biases[2] = {layer.norm_biases[1], last ? p.norm_bias : p.layers[i + 1].norm_biases[0]};
+  const float* const behind[2] = {layer.norms_behind[1], last ? p.norm_behind : p.layers[i + 1].norms_behind[0]};
 #pragma unroll 1
   for (u32 e = 32 * thread_index(); e < HIDDEN; e += 32 * THREADS)
     for (u32 j = 0; j < 2; j++) {
       prefetch_l2(weights[j] + e);
       if (LAYER_NORM && biases[j]) prefetch_l2(biases[j] + e);
+      if (NORMS_BEHIND) prefetch_l2(behind[j] + e);
     }
+}
+
+// NORMS_BEHIND: asks for the weights of the rows that a thread adds to the stream, of a layer.
+DEV void ask_for_own_weights(const Shared& m, const Layer& layer) {
+#if HB_NORMS_BEHIND
+  const Plan& plan = m.plan(1);
+#pragma unroll 1
+  for (u32 i = thread_index(); i < 8 * plan.blocks; i += THREADS)
+    for (u32 half = 0; half < 2; half++)
+      for (u32 j = 0; j < 2; j++)
+        copy_few<4>(shared_address(&m.own(i).weights[j]) + 4 * half,
+                    layer.norms_behind[j] + 16 * plan.first + i / 8 * 16 + i % 8 + 8 * half);
+  copy_commit();
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
@@ -172,11 +204,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
       *reinterpret_cast<uint4*>(other + i) = make_uint4(NOT_YET, NOT_YET, NOT_YET, NOT_YET);
   }
   const u32 token = *p.token;
-  for (int i = threadIdx.x; i < int(PAIRS); i += THREADS) {
-    double turns = double(position) * p.turns[i], sine, cosine;
+  for (int i = threadIdx.x; i < int(ROPES * PAIRS); i += THREADS) {
+    const u32 rope = i / most(PAIRS, 1);
+    double turns = double(position) * p.turns[rope][i - rope * PAIRS], sine, cosine;
     turns -= rint(turns);
     sincospi(2 * turns, &sine, &cosine);
-    m.angles()[i] = make_float2(float(cosine), float(sine));
+    m.angles(0)[i] = make_float2(float(cosine), float(sine));
   }
   if (ALIBI && threadIdx.x < HEADS_OF_GROUP)
     m.slopes()[threadIdx.x] =
@@ -198,14 +231,21 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
       const bool there = i < 8 * rows.blocks;
       const float2 v = there ? make_float2(of(2 * i), of(2 * i + 1)) : make_float2(0, 0);
       if (there) leave_part(p, set + 16 * rows.first + 2 * i, v);
-      if (MEAN_OF_SUMS) leave_sum_of_rows(p, sums_of_stream(set, 0), i / 32, v.x + v.y);
+      if (RANKS == 1 && there) m.own(i).stream = v;
+      if constexpr (NORMS_BEHIND) {
+        if (there)
+          leave_at(set + HIDDEN + 16 * rows.first + 2 * i, make_float2(0, 0)), m.own(i).added = make_float2(0, 0);
+      }
+      if (MEAN_OF_SUMS || NORMS_BEHIND)
+        leave_sum_of_rows(p, sums_of_stream(set, 0), i / 32, MEAN_OF_SUMS ? v.x + v.y : 0.0f);
     }
   }
 #pragma unroll 1
   for (u32 number = 0; number < 4 * p.count; number++) {
     const u32 product = number & 3;
     const Layer& of = m.layer(number >> 2);
-    if (product == 0) prefetch(p, m, number >> 2);
+    if (product == 0) prefetch(p, m, number >> 2), ask_for_own_weights(m, of);
+    if (NORMS_BEHIND && product == 1) copy_wait<0>();
     // The layer before has been left by all, since they have met in this layer's q, k and v; and they meet in down.
     if (product == 1) ask_for_layer(p, (number >> 2) + 1);
     if (product == 3) copy_wait<0>();
@@ -226,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
   const Norm norm{p.norm, p.norm_bias, p.eps};
   look_at_stream<true, true>(
-      p, m, last, norm, nullptr, [] {},
+      p, m, last, norm, {p.norm_behind, sums_of_stream(last, 0), p.eps_behind}, nullptr, [] {},
       [&](u32 place, const float (&x)[4]) {
         const float factor = LAYER_NORM ? 1.0f : factor_of_norm(m, p.eps);
         u32* const to = static_cast<u32*>(p.normed) + column_at(place) / 2;

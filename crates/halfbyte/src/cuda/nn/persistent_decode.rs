@@ -4,7 +4,7 @@ use super::collectives::Neighbours;
 use super::floats::float_type;
 use super::kv_cache::KvCache;
 use super::persistent_layers::{Layer, PersistentLayers, StreamNorm};
-use super::persistent_plan::{COPYING_WARPS, MOST_RANKS, Plan, Sizes, WARPS};
+use super::persistent_plan::{COPYING_WARPS, MOST_RANKS, MOST_ROPES, Plan, Sizes, WARPS};
 use super::rope::Rope;
 use super::{narrow, same_length};
 use crate::cuda::Gpu;
@@ -36,9 +36,10 @@ parameters! {
         embedding: u64,
         norm: u64,
         norm_bias: u64,
+        norm_behind: u64,
         slopes: u64,
         normed: u64,
-        turns: u64,
+        turns: [u64; MOST_ROPES],
         words: u64,
         state: u64,
         of_ranks: [u64; MOST_RANKS],
@@ -53,9 +54,9 @@ parameters! {
         count: u32,
         embedding_type: u32,
         eps: f32,
+        eps_behind: f32,
         rank: u32,
         of_behind: u32,
-        padding: u32,
     }
 }
 
@@ -90,8 +91,8 @@ pub struct StepOfText<'a> {
     pub first_token: usize,
     /// The last norm.
     pub norm: StreamNorm<'a>,
-    /// Rotations of all layers.
-    pub rope: &'a Rope,
+    /// The kinds of rotations that layers have.
+    pub ropes: &'a [&'a Rope],
     /// The cache that the layers were given.
     pub cache: &'a mut KvCache,
     /// The normed stream, `[hidden]`, in the type of the cache.
@@ -152,12 +153,17 @@ impl PersistentDecode {
     /// the gate give is rounded to that type. Attention has scores and weights of two halves, within the bound of
     /// [`attention`](super::attention()). *Errors:* lengths that do not fit.
     pub fn step(&self, gpu: &Gpu, stream: &Stream, step: StepOfText<'_>) -> Result<()> {
-        let Sizes { hidden, pairs, .. } = self.plan.sizes;
+        let Sizes { hidden, pairs, ropes, .. } = self.plan.sizes;
         same_length(OP, "normed", Some(hidden), step.normed.len())?;
         step.norm.fits(hidden, self.plan.steps_of_layer.layer_norm)?;
         same_length(OP, "token", Some(1), step.token.len())?;
         same_length(OP, "position", Some(1), step.position.len())?;
-        same_length(OP, "frequencies", Some(pairs), step.rope.pairs())?;
+        same_length(OP, "rotations", Some(ropes), step.ropes.len())?;
+        let mut turns = [0; MOST_ROPES];
+        for (to, rope) in turns.iter_mut().zip(step.ropes) {
+            same_length(OP, "frequencies", Some(pairs), rope.pairs())?;
+            *to = rope.pointer();
+        }
         if step.normed.dtype() != self.plan.dtype {
             return Err(Error::invalid(
                 OP,
@@ -186,10 +192,10 @@ impl PersistentDecode {
         let behind = step.behind.filter(|of| of.pointer().is_multiple_of(16));
         let of_behind =
             behind.map_or(0, |of| (of.len() * of.dtype().size_bytes()).min(BEHIND_BYTES) / pieces / 16 * 16);
+        let (norm_behind, eps_behind) = self.layers.last_behind();
         let params = Params {
             behind: behind.map_or(0, |of| of.pointer()),
             of_behind: narrow(OP, "bytes", of_behind)?,
-            padding: 0,
             of_ranks,
             failed,
             silent,
@@ -203,9 +209,10 @@ impl PersistentDecode {
             embedding: step.embedding.pointer(),
             norm: step.norm.weight.pointer(),
             norm_bias: step.norm.bias(),
+            norm_behind,
             slopes: self.layers.slopes(),
             normed: step.normed.pointer(),
-            turns: step.rope.pointer(),
+            turns,
             words: self.words.pointer(),
             state: self.state.pointer(),
             pages: step.pages.map_or(0, |pages| pages.pointer()),
@@ -214,6 +221,7 @@ impl PersistentDecode {
             count: narrow(OP, "layers", self.plan.layers)?,
             embedding_type: float_type(step.embedding.dtype()),
             eps: step.norm.eps,
+            eps_behind,
         };
         let form = Launch {
             shared_bytes: narrow(OP, "bytes", self.plan.shared_bytes)?,

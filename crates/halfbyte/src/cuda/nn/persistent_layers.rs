@@ -5,7 +5,7 @@ use super::persistent_decode::OP;
 use super::persistent_model::form;
 use super::persistent_plan::{PRODUCTS, Plan, Sizes};
 use super::rope::HeadNorms;
-use super::{Gate, same_length};
+use super::{Gate, narrow, same_length};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::matmul::{self, Call, Epilogue, Packed};
 use crate::cuda::parameters::parameters;
@@ -31,6 +31,7 @@ parameters! {
         down: Product,
         norms: [u64; 2],
         norm_biases: [u64; 2],
+        norms_behind: [u64; 2],
         query_norm: u64,
         key_norm: u64,
         keys: u64,
@@ -39,9 +40,12 @@ parameters! {
         bias_of_values: u64,
         router: u64,
         eps: [f32; 2],
+        eps_behind: [f32; 2],
         head_eps: f32,
         scale: f32,
+        cap: f32,
         window: u32,
+        rope: u32,
         forms: u32,
     }
 }
@@ -129,12 +133,18 @@ pub struct StepLayer<'a> {
     pub values: Option<StepProduct<'a>>,
     /// Before attention, and before the MLP.
     pub norms: [StreamNorm<'a>; 2],
+    /// Of what the output and the MLP give, before it is added to the stream, where the model has them.
+    pub norms_behind: Option<[StreamNorm<'a>; 2]>,
     /// Norms of heads, where the model has them.
     pub head_norms: Option<HeadNorms<'a>>,
     /// Of each head, by how much a score falls with each position that lies between, `[heads]`; the same in all layers.
     pub alibi: Option<View<'a, f32>>,
+    /// Which of the rotations of the step its heads have.
+    pub rope: usize,
     /// Factor of the scores.
     pub scale: f32,
+    /// `c · tanh(score / c)` instead of a score.
+    pub cap: Option<f32>,
     /// Positions that a query sees at most.
     pub window: Option<usize>,
 }
@@ -171,6 +181,8 @@ pub struct PersistentLayers {
     experts: Buffer<u64>,
     /// Where slopes of heads are, or 0.
     slopes: u64,
+    /// Where the norm of the last addend is, or 0; what is added to its mean square.
+    last_behind: (u64, f32),
     /// Of products behind norms whose biases are in theirs.
     biases: Vec<Buffer<f32>>,
 }
@@ -199,7 +211,7 @@ impl PersistentLayers {
         let mut table = Vec::with_capacity(layers.len());
         let mut scales = Vec::with_capacity(layers.len() * PRODUCTS);
         for (i, layer) in layers.iter().enumerate() {
-            for norm in layer.norms {
+            for norm in layer.norms.into_iter().chain(layer.norms_behind.into_iter().flatten()) {
                 norm.fits(hidden, plan.steps_of_layer.layer_norm)?;
             }
             if let Some(of_heads) = layer.alibi {
@@ -238,6 +250,9 @@ impl PersistentLayers {
             let forms = forms.fold(0, |forms, (at, product)| forms | form(product.atom).unwrap_or(0) << (4 * at));
             let [qkv, output, up, down] = products.map(|OfProduct { w, bias, .. }| Product { w, bias });
             let norms = layer.head_norms;
+            // Of both streams, what was added last; nothing was to the first layer's.
+            let before = i.checked_sub(1).and_then(|before| layers.get(before)).unwrap_or(layer);
+            let behind = layer.norms_behind.zip(before.norms_behind).map(|(own, before)| [before[1], own[0]]);
             table.push(Layer {
                 qkv,
                 output,
@@ -245,6 +260,7 @@ impl PersistentLayers {
                 down,
                 norms: layer.norms.map(|norm| norm.weight.pointer()),
                 norm_biases: layer.norms.map(|norm| norm.bias()),
+                norms_behind: behind.map_or([0; 2], |norms| norms.map(|norm| norm.weight.pointer())),
                 query_norm: norms.map_or(0, |norms| norms.queries.pointer()),
                 key_norm: norms.map_or(0, |norms| norms.keys.pointer()),
                 keys: 0,
@@ -253,8 +269,11 @@ impl PersistentLayers {
                 bias_of_values: values.bias,
                 router: layer.mlp.experts().map_or(0, |experts| experts.router.pointer()),
                 eps: layer.norms.map(|norm| norm.eps),
+                eps_behind: behind.map_or([0.0; 2], |norms| norms.map(|norm| norm.eps)),
                 head_eps: norms.map_or(0.0, |norms| norms.eps),
                 scale: layer.scale,
+                cap: layer.cap.unwrap_or(0.0),
+                rope: narrow(OP, "rotations", layer.rope)?,
                 // No text is longer than positions have bits for.
                 window: layer.window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
                 forms,
@@ -270,7 +289,9 @@ impl PersistentLayers {
             }
             stream.synchronize()?;
         }
-        Ok(Self { plan, table, scales: of_rows, experts, slopes, biases })
+        let last_behind = layers.last().and_then(|layer| layer.norms_behind);
+        let last_behind = last_behind.map_or((0, 0.0), |[_, norm]| (norm.weight.pointer(), norm.eps));
+        Ok(Self { plan, table, scales: of_rows, experts, slopes, last_behind, biases })
     }
 
     /// What they are computed by.
@@ -298,6 +319,10 @@ impl PersistentLayers {
 
     pub(super) fn slopes(&self) -> u64 {
         self.slopes
+    }
+
+    pub(super) fn last_behind(&self) -> (u64, f32) {
+        self.last_behind
     }
 }
 

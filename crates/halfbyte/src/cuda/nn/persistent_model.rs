@@ -13,6 +13,10 @@ pub(super) struct Steps {
     pub(super) layer_norm: bool,
     /// Scores fall with the distance.
     pub(super) alibi: bool,
+    /// Scores have a cap.
+    pub(super) capped: bool,
+    /// What output and down give is normed before it is added.
+    pub(super) norms_behind: bool,
     pub(super) gate: Gate,
     /// Rows of gates and of what they let through take turns, eight at a time; those of experts always do.
     pub(super) beside: bool,
@@ -20,16 +24,23 @@ pub(super) struct Steps {
 
 impl Steps {
     /// None: some norms have biases, and some have none; weights are packed with another gate.
-    pub(super) fn of(StepLayer { norms, alibi, gate, mlp, .. }: &StepLayer<'_>) -> Option<Self> {
+    pub(super) fn of(layer: &StepLayer<'_>) -> Option<Self> {
+        let StepLayer { norms, norms_behind, alibi, cap, gate, mlp, .. } = layer;
         let layer_norm = norms[0].bias.is_some();
         let packed_with = match mlp {
             StepMlp::Dense([(up, _), _]) => up.gate(),
             StepMlp::Experts(_) => Some(*gate),
         };
-        let alike = norms.iter().all(|norm| norm.bias.is_some() == layer_norm)
+        let alike = norms.iter().chain(norms_behind.iter().flatten()).all(|norm| norm.bias.is_some() == layer_norm)
             && packed_with.is_none_or(|packed_with| packed_with == *gate);
-        let (alibi, beside) = (alibi.is_some(), packed_with.is_some());
-        alike.then_some(Self { layer_norm, alibi, gate: *gate, beside })
+        alike.then_some(Self {
+            layer_norm,
+            alibi: alibi.is_some(),
+            capped: cap.is_some(),
+            norms_behind: norms_behind.is_some(),
+            gate: *gate,
+            beside: packed_with.is_some(),
+        })
     }
 }
 

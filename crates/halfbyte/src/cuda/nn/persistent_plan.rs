@@ -21,6 +21,10 @@ pub(super) const COPYING_WARPS: usize = 4;
 const ROWS: usize = UNIT;
 /// As in the source: positions that attention takes at once.
 const TILE: usize = 16;
+/// As in the source: bytes of half a tile's keys or values, 64 elements of each.
+const LEAST: usize = TILE / 2 * 128;
+/// As in the source: bytes of what a block keeps of two rows of the stream.
+const OWN: usize = 32;
 /// Products of a layer: q, k, v; output; gate, up; down.
 pub const PRODUCTS: usize = 4;
 /// Stages of a warp's ring, at least and at most.
@@ -31,6 +35,8 @@ const MOST_EXPERTS: [usize; 2] = [256, 32];
 const MOST_OF_GROUP: usize = 8;
 /// Ranks that share a model, at most.
 pub(super) const MOST_RANKS: usize = 8;
+/// Kinds of rotations, at most.
+pub(super) const MOST_ROPES: usize = 2;
 /// Rows of a super-strip: where rows of values begin at one, they lie as those of a tensor of their own do.
 const SUPER_STRIP: usize = 4 * STRIP;
 /// Columns whose products are summed as integers, at most: 127 · 128 of each, as 16 times those of 4 bits are.
@@ -47,6 +53,8 @@ pub struct Sizes {
     pub heads: Heads,
     /// Elements of a head that are rotated in pairs: half of them.
     pub pairs: usize,
+    /// Kinds of rotations, of which each layer has one.
+    pub ropes: usize,
 }
 
 impl Sizes {
@@ -92,7 +100,7 @@ pub struct Plan {
 impl Plan {
     /// The kernel for a model with these layers, and keys and values of a type; or why there is none: it takes Hopper, codes in places
     /// of 4 or 8 bits with scales of groups along k or of rows, or of both (`-si8`), in the type of x, exact activations or symmetric
-    /// codes of them in groups of 128 or whole rows, heads of 64 or 128 elements, at most 8 query heads a key head, and sizes that are
+    /// codes of them in groups of 128 or whole rows, heads of 64, 128 or 256 elements, at most 8 query heads a key head, and sizes that are
     /// multiples of 128. All products have one format, but where scales and offsets are multiples of halves (GGUF's K types). Experts
     /// have scales of groups.
     pub fn of(caps: &Caps, sizes: Sizes, layers: &[StepLayer<'_>], dtype: Float) -> Answer<Self> {
@@ -162,6 +170,9 @@ impl Plan {
     /// The same for ranks, each with a part of the model and a GPU; or why there is none.
     pub fn among(self, ranks: usize) -> Answer<Self> {
         match ranks {
+            2.. if self.steps_of_layer.norms_behind => {
+                Err(Reason("one rank, where what layers add to the stream is normed".into()))
+            }
             1..=MOST_RANKS => Ok(Self { ranks, ..self }),
             _ => Err(Reason(format!("1 to {MOST_RANKS} ranks"))),
         }
@@ -173,7 +184,7 @@ impl Plan {
     }
 
     /// With weights of a form.
-    fn sized(
+    pub(super) fn sized(
         caps: &Caps,
         sizes: Sizes,
         (weights, steps_of_layer, mixture): (Weights, Steps, Option<Mixture>),
@@ -192,10 +203,16 @@ impl Plan {
             return refuse(format!("keys and values in {}, not {dtype}, and no zero points of whole rows", atom.scale));
         }
         let (Heads { head_size, kv_heads, .. }, blocks) = (sizes.heads, caps.multiprocessors as usize);
-        if !matches!(head_size, 64 | 128) || 2 * sizes.pairs > head_size || !sizes.pairs.is_multiple_of(2) {
+        if !matches!(head_size, 64 | 128 | 256) || 2 * sizes.pairs > head_size || !sizes.pairs.is_multiple_of(2) {
             return refuse(format!(
-                "heads of 64 or 128 elements, of which a multiple of 4 is rotated, not {head_size}"
+                "heads of 64, 128 or 256 elements, of which a multiple of 4 is rotated, not {head_size}"
             ));
+        }
+        if !(1..=MOST_ROPES).contains(&sizes.ropes) {
+            return refuse(format!("1 to {MOST_ROPES} kinds of rotary positions"));
+        }
+        if steps_of_layer.norms_behind && steps_of_layer.layer_norm {
+            return refuse("RMS norms, where what layers add to the stream is normed".into());
         }
         if sizes.heads.group() > MOST_OF_GROUP || kv_heads > blocks {
             return refuse(format!("at most {MOST_OF_GROUP} query heads a key head, and {blocks} key heads"));
@@ -246,7 +263,7 @@ impl Plan {
 
     /// Bytes of shared memory; as the source counts them.
     fn sum_of_shared(&self) -> usize {
-        let Sizes { inner, heads, pairs, .. } = self.sizes;
+        let Sizes { inner, heads, pairs, ropes, .. } = self.sizes;
         let (head, group, shapes) = (heads.head_size, heads.group(), self.shapes());
         let Weights { atom, forms, .. } = self.weights;
         let kinds = forms.count_ones().max(1) as usize;
@@ -264,24 +281,24 @@ impl Plan {
         let units =
             if whole { shapes.map(|[_, k]| k / STEP).into_iter().fold(0, usize::max) } else { WARPS * self.steps };
         let x = (units * x_unit + most * sums).max(WARPS * (group * (head + 4) * 4 + 64));
-        let rest = 272 + 8 * pairs.max(2) + 32 * (head + 8) + 4 * head + (group + 2) * head * 4;
+        let rest = 272 + ropes * 8 * pairs.max(2) + 32 * (head + 8) + 4 * head + (group + 2) * head * 4;
         // A barrier, a token's experts, and what warps add up of a block's logits.
         let of_experts = self
             .mixture
             .map_or(0, |Mixture { experts, top_k, .. }| 16 + 32 * top_k + 4 * WARPS * experts.div_ceil(self.blocks));
-        WARPS * self.stages * (stage_bytes(self.steps * self.unit_bytes(), head) + 16)
+        WARPS * self.stages * (stage_bytes(self.steps * self.unit_bytes()) + 16)
             + x
             + rest
             + of_experts
             + PRODUCTS * plan
             + 2 * size_of::<Layer>()
+            + ROWS / 2 * of_product(1) * OWN
     }
 
-    /// Positions of a box of keys or values: as many as a stage has room for, of a tile or half of one; as in the source.
+    /// Positions of a box of keys or values: those of a tile where a stage has room, else half of them; as in the source.
     pub(super) fn box_positions(&self) -> usize {
-        let head = self.sizes.heads.head_size;
-        let stage = stage_bytes(self.steps * self.unit_bytes(), head);
-        if stage >= before_boxes(stage) + TILE * head * 2 { TILE } else { TILE / 2 }
+        let stage = stage_bytes(self.steps * self.unit_bytes());
+        if stage >= before_boxes(stage) + 2 * LEAST { TILE } else { TILE / 2 }
     }
 
     /// Bytes of 16 rows and 128 columns of weights, of the longest form.
@@ -318,7 +335,7 @@ impl Plan {
     /// Where ranks that run side by side leave words for each other: it must be the same on all of them.
     pub fn places(&self) -> [usize; 3] {
         let [[qkv, _], [_, attended], ..] = self.shapes();
-        [self.words(), self.words_of_layer(), self.ranks * self.sizes.hidden + qkv + attended / 2]
+        [self.words(), self.words_of_layer(), self.of_stream() * self.sizes.hidden + qkv + attended / 2]
     }
 
     /// Sets of places; as in the source.
@@ -326,14 +343,19 @@ impl Plan {
         if self.ranks == 1 { 2 } else { 3 }
     }
 
+    /// Vectors that a stream consists of; as in the source.
+    fn of_stream(&self) -> usize {
+        if self.steps_of_layer.norms_behind { 2 } else { self.ranks }
+    }
+
     fn words_of_layer(&self) -> usize {
         let [[qkv, _], [_, attended], _, [_, width]] = self.shapes();
         let logits = self.mixture.map_or(0, |mixture| mixture.experts.next_multiple_of(4));
-        let sums = match self.has_mean_of_sums() {
+        let sums = match self.has_mean_of_sums() || self.steps_of_layer.norms_behind {
             true => 2 * self.ranks * (self.sizes.hidden / ROWS).div_ceil(self.blocks).div_ceil(4) * self.blocks,
             false => 0,
         };
-        2 * self.ranks * self.sizes.hidden + qkv + attended / 2 + width / 2 + logits + sums.next_multiple_of(4)
+        2 * self.of_stream() * self.sizes.hidden + qkv + attended / 2 + width / 2 + logits + sums.next_multiple_of(4)
     }
 
     /// Words of a set of places; as in the source.
@@ -345,9 +367,9 @@ impl Plan {
 
     /// The kernel as it is compiled.
     pub fn instance(&self) -> Instance {
-        let Self { sizes: Sizes { hidden, inner, heads, pairs }, weights, .. } = *self;
+        let Self { sizes: Sizes { hidden, inner, heads, pairs, ropes }, weights, .. } = *self;
         let Weights { atom, quantized, forms, values_apart } = weights;
-        let Steps { layer_norm, alibi, gate, beside } = self.steps_of_layer;
+        let Steps { layer_norm, alibi, capped, norms_behind, gate, beside } = self.steps_of_layer;
         let of_mixture = |of: fn(Mixture) -> usize| self.mixture.map_or(0, of);
         let numbers = [
             ("BITS", atom.bits as usize),
@@ -368,8 +390,11 @@ impl Plan {
             ("KV_HEADS", heads.kv_heads),
             ("HEAD", heads.head_size),
             ("PAIRS", pairs),
+            ("ROPES", ropes),
             ("LAYER_NORM", layer_norm.into()),
             ("ALIBI", alibi.into()),
+            ("CAPPED", capped.into()),
+            ("NORMS_BEHIND", norms_behind.into()),
             ("BESIDE", beside.into()),
             ("EXPERTS", of_mixture(|mixture| mixture.experts)),
             ("CHOSEN", of_mixture(|mixture| mixture.top_k)),
@@ -409,66 +434,7 @@ fn before_boxes(stage: usize) -> usize {
     }
 }
 
-/// A stage of weights of so many bytes, or longer so that it has room for boxes of half a tile; as in the source.
-fn stage_bytes(weights: usize, head: usize) -> usize {
-    let boxes = TILE / 2 * head * 2;
-    if weights >= before_boxes(weights) + boxes { weights } else { weights.max(boxes).next_multiple_of(128) }
-}
-
-/// Of a few models, for the record of what kernels take.
-pub(super) fn samples() -> Vec<Instance> {
-    let heads = |heads, kv_heads, head_size| Heads { heads, kv_heads, head_size };
-    let wide = Sizes { hidden: 4096, inner: 14336, heads: heads(32, 8, 128), pairs: 64 };
-    let narrow = Sizes { hidden: 384, inner: 1024, heads: heads(6, 2, 64), pairs: 32 };
-    let atom = |bits, group, zero, scale| Atom { bits, group, zero, scale, ..Atom::W4_G128 };
-    let of = Weights::of;
-    let k_types = |forms, values_apart| Weights { forms, values_apart, ..Weights::of(Weights::K_TYPES, false) };
-    let two_levels = Atom { factors: true, ..atom(4, 128, false, Float::F16) };
-    let models = [
-        (wide, of(atom(4, 128, false, Float::F16), false), Float::F16),
-        (wide, of(atom(8, 32, true, Float::BF16), false), Float::BF16),
-        (narrow, of(atom(4, 32, true, Float::F16), false), Float::F16),
-        (wide, of(atom(4, 128, false, Float::F16), true), Float::F16),
-        (narrow, of(atom(8, 128, true, Float::BF16), true), Float::BF16),
-        (wide, of(two_levels, true), Float::F16),
-        (wide, of(atom(8, 0, false, Float::F16), true), Float::F16),
-        (narrow, of(atom(4, 0, false, Float::BF16), false), Float::BF16),
-        (wide, k_types(0b0110, true), Float::F16),
-        (wide, k_types(0b1100, true), Float::BF16),
-        (narrow, k_types(0b0011, false), Float::F16),
-        (wide, of(atom(2, 64, false, Float::F16), false), Float::F16),
-        (narrow, of(atom(3, 32, true, Float::BF16), false), Float::BF16),
-        (wide, of(Atom { table: Some(Atom::A_TABLE), ..atom(4, 32, false, Float::F16) }, false), Float::F16),
-        (wide, of(atom(5, 32, false, Float::F16), false), Float::F16),
-    ];
-    let llama = Steps { layer_norm: false, alibi: false, gate: Gate::SWIGLU, beside: true };
-    let with = |(sizes, weights, dtype): (Sizes, Weights, Float), steps, mixture| {
-        Plan::sized(&Caps::H200, sizes, (weights, steps, mixture), dtype, 32).ok()
-    };
-    let plan = |model: (Sizes, Weights, Float), mixture: Option<Mixture>| {
-        with(model, Steps { beside: model.1.forms == 0 || mixture.is_some(), ..llama }, mixture)
-    };
-    // As BLOOM's layers.
-    let plain = Gate { activation: Activation::GeluTanh, gated: false, clamp: None };
-    let bloom = Steps { layer_norm: true, alibi: true, gate: plain, beside: false };
-    let sizes = |hidden, inner, count| Sizes { hidden, inner, heads: heads(count, count, 128), pairs: 0 };
-    let of_bloom = [(4096, 32, 0), (14336, 112, 0), (1024, 16, 6)]
-        .map(|(hidden, heads, weights)| (sizes(hidden, 4 * hidden, heads), models[weights].1))
-        .map(|(sizes, weights)| with((sizes, weights, Float::F16), bloom, None));
-    let a_quarter =
-        with((sizes(14336, 14336, 28), models[0].1, Float::F16), bloom, None).and_then(|plan| plan.among(4).ok());
-    let mixture = |experts, top_k, of_chosen, router| Some(Mixture { experts, top_k, of_chosen, router });
-    let experts = [
-        plan(models[0], mixture(8, 2, true, Float::F16)),
-        plan(models[1], mixture(16, 2, true, Float::BF16)),
-        plan(models[2], mixture(200, 8, false, Float::F32)),
-    ];
-    let alone: Vec<Plan> = models
-        .into_iter()
-        .filter_map(|model| plan(model, None))
-        .chain(experts.into_iter().chain(of_bloom).chain([a_quarter]).flatten())
-        .collect();
-    let shared = alone.first().and_then(|plan| plan.clone().among(2).ok());
-    let paged = alone.iter().take(1).map(|plan| plan.clone().paged());
-    alone.iter().cloned().chain(shared).chain(paged).map(|plan| plan.instance()).collect()
+/// A stage of weights of so many bytes, or longer so that it has room for the smallest box; as in the source.
+fn stage_bytes(weights: usize) -> usize {
+    if weights >= before_boxes(weights) + LEAST { weights } else { weights.max(LEAST).next_multiple_of(128) }
 }

@@ -24,11 +24,13 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> usize {
     const LAYERS: usize = 2;
     const VOCAB: usize = 32;
     let bench = Bench::new(gpu);
-    let StepSizes { hidden, heads, pairs, .. } = case.sizes;
-    let mut layers: Vec<Layer> = (0..LAYERS).map(|_| Layer::new(&bench, random, case)).collect();
+    let StepSizes { hidden, heads, pairs, ropes, .. } = case.sizes;
+    // In turns of each kind of rotations.
+    let mut layers: Vec<Layer> = (0..LAYERS).map(|i| Layer::new(&bench, random, case, i % ropes)).collect();
     let scale = (heads.head_size as f32).powf(-0.5);
-    let frequencies: Vec<f64> = (0..pairs).map(|i| 10_000f64.powf(-(i as f64) / pairs as f64)).collect();
-    let rope = Rope::new(gpu, &bench.stream, &frequencies).unwrap();
+    let of_base = |base: f64| -> Vec<f64> { (0..pairs).map(|i| base.powf(-(i as f64) / pairs as f64)).collect() };
+    let frequencies: Vec<Vec<f64>> = [10_000.0, 300.0].into_iter().take(ropes).map(of_base).collect();
+    let ropes: Vec<Rope> = frequencies.iter().map(|of| Rope::new(gpu, &bench.stream, of).unwrap()).collect();
     let steps = case.before + 3;
     // Every other page, the last one first.
     let pages: Vec<u32> = (0..steps.div_ceil(PAGE_LENGTH) as u32).rev().map(|page| 2 * page + 1).collect();
@@ -56,7 +58,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> usize {
             embedding: embedding.view(0..embedding.len()),
             first_token: 0,
             norm: last.of_step(),
-            rope: &rope,
+            ropes: &ropes.iter().collect::<Vec<_>>(),
             cache: &mut cache,
             normed: normed.view_mut(0..hidden),
         };
@@ -121,6 +123,7 @@ fn steps_of_random_models_are_those_of_f64() {
                 inner: 128 * (2 + random.below(9)),
                 heads,
                 pairs: head_size / [2, 4][random.below(2)],
+                ropes: 1,
             };
             let formats = [
                 "w4a16-g128",
@@ -143,14 +146,7 @@ fn steps_of_random_models_are_those_of_f64() {
                 None => ("w8a16-g32", Some([Fewer::FiveBits, Fewer::Table][round % 2])),
             };
             let case = Case {
-                sizes,
-                format,
-                k_types: &[],
                 fewer,
-                mixture: None,
-                layer_norm: false,
-                alibi: false,
-                gate: Gate::SWIGLU,
                 dtype: [Float::F16, Float::BF16][random.below(2)],
                 beside: random.below(2) == 0,
                 before: [0, 20, 150][random.below(3)],
@@ -158,6 +154,7 @@ fn steps_of_random_models_are_those_of_f64() {
                 head_norms: random.below(2) == 0,
                 biases: random.below(2) == 0,
                 paged: random.below(2) == 0,
+                ..Case::new(sizes, format)
             };
             println!("{round}: {sizes:?} {} {} {:?} {}", case.format, case.dtype, case.window, case.paged);
             run(&gpu, &case, &mut random);
@@ -191,23 +188,16 @@ fn steps_of_models_in_k_types_are_those_of_f64() {
                 inner: 256 * (1 + random.below(5)),
                 heads,
                 pairs: head_size / 2,
+                ropes: 1,
             };
             let case = Case {
-                sizes,
-                format: "w4a16-g32",
                 k_types: K_TYPES[round % K_TYPES.len()],
-                fewer: None,
-                mixture: None,
-                layer_norm: false,
-                alibi: false,
-                gate: Gate::SWIGLU,
                 dtype: [Float::F16, Float::BF16][random.below(2)],
                 beside: random.below(2) == 0,
                 before: [0, 20][random.below(2)],
-                window: None,
-                head_norms: false,
                 biases: random.below(2) == 0,
                 paged: random.below(2) == 0,
+                ..Case::new(sizes, "w4a16-g32")
             };
             println!("{round}: {sizes:?} {:?} {} {}", case.k_types, case.dtype, case.paged);
             run(&gpu, &case, &mut random);
@@ -231,6 +221,7 @@ fn steps_of_mixtures_of_experts_are_those_of_f64() {
                 inner: 128 * (2 + random.below(3)),
                 heads,
                 pairs: [16, 32][random.below(2)],
+                ropes: 1,
             };
             let formats = [
                 "w4a16-g128",
@@ -252,21 +243,13 @@ fn steps_of_mixtures_of_experts_are_those_of_f64() {
                 router: [Float::F16, Float::BF16, Float::F32][random.below(3)],
             };
             let case = Case {
-                sizes,
-                format: formats[round % formats.len()],
-                k_types: &[],
-                fewer: None,
                 mixture: Some(mixture),
-                layer_norm: false,
-                alibi: false,
-                gate: Gate::SWIGLU,
                 dtype: [Float::F16, Float::BF16][random.below(2)],
                 beside: random.below(2) == 0,
                 before: [0, 8][random.below(2)],
-                window: None,
                 head_norms: random.below(2) == 0,
-                biases: false,
                 paged: random.below(2) == 0,
+                ..Case::new(sizes, formats[round % formats.len()])
             };
             println!("{round}: {sizes:?} {mixture:?} {} {} {}", case.format, case.dtype, case.paged);
             compared[0] += run(&gpu, &case, &mut random);
@@ -290,7 +273,8 @@ fn steps_of_other_layers_are_those_of_f64() {
                 Heads { heads: kv_heads * (2 + random.below(2)), kv_heads, head_size: [64, 128][random.below(2)] };
             // Norms of few columns, and of more than registers hold beside their weights.
             let hidden = [128 * (2 + random.below(5)), 6400][usize::from(round % 8 == 7)];
-            let sizes = StepSizes { hidden, inner: 128 * (2 + random.below(6)), heads, pairs: 32 * random.below(2) };
+            let sizes =
+                StepSizes { hidden, inner: 128 * (2 + random.below(6)), heads, pairs: 32 * random.below(2), ropes: 1 };
             let formats = ["w4a16-g128", "w8a16-g32-asym", "w4a8-g128", "w8a8", "w4a16", "w4a16-g64"];
             let gate = Gate {
                 activation: [Activation::GeluTanh, Activation::Relu, Activation::Silu][random.below(3)],
@@ -298,11 +282,6 @@ fn steps_of_other_layers_are_those_of_f64() {
                 clamp: None,
             };
             let case = Case {
-                sizes,
-                format: formats[round % formats.len()],
-                k_types: &[],
-                fewer: None,
-                mixture: None,
                 layer_norm: round % 4 != 3 || hidden == 6400,
                 alibi: random.below(3) > 0,
                 gate,
@@ -310,11 +289,70 @@ fn steps_of_other_layers_are_those_of_f64() {
                 beside: random.below(2) == 0,
                 before: [0, 20, 150][random.below(3)],
                 window: [None, Some(17)][random.below(2)],
-                head_norms: false,
                 biases: random.below(2) == 0,
                 paged: random.below(2) == 0,
+                ..Case::new(sizes, formats[round % formats.len()])
             };
             println!("{round}: {sizes:?} {} {} {gate:?} {:?} {}", case.format, case.dtype, case.window, case.paged);
+            run(&gpu, &case, &mut random);
+        }
+    }
+}
+
+/// Norms of what is added to the stream, scores with caps, two kinds of rotations, heads of 256: each by itself and with others.
+#[test]
+fn steps_of_layers_with_norms_behind_are_those_of_f64() {
+    for gpu in gpus() {
+        if !gpu.caps().arch.is_hopper() {
+            continue;
+        }
+        let mut random = Random(81);
+        for round in 0..20 {
+            let head_size = [256, 128, 256, 64][round % 4];
+            let kv_heads = 1 + random.below(3);
+            let k_types: &[&str] = if round % 8 == 7 { &["w4a16-g32-float-sf32", "w8a16-g16-sf32"] } else { &[] };
+            let steps = if k_types.is_empty() { 128 } else { 256 };
+            // Whole steps of columns for what attention gives, and more than one.
+            let per_key = 2 * steps / head_size.min(steps) * (1 + random.below(2));
+            let heads = Heads { heads: kv_heads * per_key.min(8), kv_heads, head_size };
+            let formats = ["w4a16-g128", "w8a16-g32-asym", "w4a8-g128", "w8a8", "w4a16-g64", "w4a16", "w2a16-g32"];
+            let sizes = StepSizes {
+                // More than a thread has four words of, too.
+                hidden: if round % 6 == 5 { 5376 } else { steps * (2 + random.below(6)) },
+                inner: steps * (2 + random.below(8)),
+                heads,
+                pairs: head_size / [2, 4][random.below(2)],
+                ropes: 1 + random.below(2),
+            };
+            let mixture = (round % 10 == 9).then(|| Mixture {
+                experts: 8,
+                top_k: 2,
+                of_chosen: true,
+                router: [Float::F16, Float::F32][random.below(2)],
+            });
+            let case = Case {
+                k_types,
+                mixture,
+                norms_behind: round % 5 != 4,
+                cap: (random.below(2) == 0).then_some(3.0),
+                gate: Gate {
+                    activation: Activation::GeluTanh,
+                    gated: mixture.is_some() || round % 7 != 6,
+                    clamp: None,
+                },
+                dtype: [Float::F16, Float::BF16][random.below(2)],
+                beside: random.below(2) == 0,
+                before: [0, 20, 150][random.below(3)],
+                window: [None, Some(17)][random.below(2)],
+                head_norms: random.below(2) == 0,
+                biases: mixture.is_none() && random.below(2) == 0,
+                paged: random.below(2) == 0,
+                ..Case::new(sizes, if mixture.is_some() { "w4a16-g128" } else { formats[round % formats.len()] })
+            };
+            println!(
+                "{round}: {sizes:?} {} {k_types:?} {} {:?} {:?} {}",
+                case.format, case.dtype, case.window, case.cap, case.paged
+            );
             run(&gpu, &case, &mut random);
         }
     }
@@ -327,26 +365,12 @@ fn long_texts_are_those_of_f64() {
         if !gpu.caps().arch.is_hopper() {
             continue;
         }
-        let heads = Heads { heads: 8, kv_heads: 2, head_size: 128 };
-        let sizes = StepSizes { hidden: 256, inner: 384, heads, pairs: 64 };
-        for (paged, window) in [(false, None), (true, None), (true, Some(701))] {
-            let case = Case {
-                sizes,
-                format: "w4a16-g128",
-                k_types: &[],
-                fewer: None,
-                mixture: None,
-                layer_norm: false,
-                alibi: false,
-                gate: Gate::SWIGLU,
-                dtype: Float::F16,
-                beside: paged,
-                before: 900,
-                window,
-                head_norms: false,
-                biases: false,
-                paged,
-            };
+        for (paged, window, head_size) in
+            [(false, None, 128), (true, None, 128), (true, Some(701), 128), (true, None, 256)]
+        {
+            let heads = Heads { heads: 8, kv_heads: 2, head_size };
+            let sizes = StepSizes { hidden: 256, inner: 384, heads, pairs: 64, ropes: 1 };
+            let case = Case { beside: paged, before: 900, window, paged, ..Case::new(sizes, "w4a16-g128") };
             run(&gpu, &case, &mut Random(5));
         }
     }
@@ -359,8 +383,13 @@ fn models_that_it_does_not_take_are_refused_with_the_reason() {
             continue;
         }
         let bench = Bench::new(&gpu);
-        let sizes =
-            StepSizes { hidden: 128, inner: 128, heads: Heads { heads: 2, kv_heads: 1, head_size: 64 }, pairs: 32 };
+        let sizes = StepSizes {
+            hidden: 128,
+            inner: 128,
+            heads: Heads { heads: 2, kv_heads: 1, head_size: 64 },
+            pairs: 32,
+            ropes: 1,
+        };
         let w = Random(1).qtensor(parse("w4a16-g32").weight, [128, 128], false);
         let packed = matmul::pack(&gpu, &bench.stream, &w, halfbyte::Act::A16, Float::F16).unwrap();
         let weight = bench.upload(&[1.0; 128]);
@@ -371,9 +400,12 @@ fn models_that_it_does_not_take_are_refused_with_the_reason() {
             gate: Gate::SWIGLU,
             values: None,
             norms,
+            norms_behind: None,
             head_norms: None,
             alibi: None,
+            rope: 0,
             scale: 1.0,
+            cap: None,
             window: None,
         };
         let refused = |layers: &[StepLayer<'_>]| {

@@ -55,7 +55,10 @@ pub(super) struct Layer {
     /// Rows of values, where they are not in the first product.
     pub(super) values: Option<Product>,
     pub(super) norms: [Norm; 2],
+    pub(super) norms_behind: Option<[Norm; 2]>,
     pub(super) head_norms: Option<[Vector; 2]>,
+    /// Which kind of rotations it has.
+    pub(super) rope: usize,
     pub(super) alibi: Option<Vector>,
     pub(super) window: Option<usize>,
     /// Keys, then values, `[positions][kv_heads][head_size]`, of each kind of activations.
@@ -92,9 +95,35 @@ pub(super) struct Case {
     pub(super) biases: bool,
     /// Whether keys and values lie in pages.
     pub(super) paged: bool,
+    /// Whether what output and down give is normed before it is added.
+    pub(super) norms_behind: bool,
+    pub(super) cap: Option<f32>,
 }
 
 impl Case {
+    /// A text's first steps through layers such as Llama has.
+    pub(super) fn new(sizes: StepSizes, format: &'static str) -> Self {
+        Self {
+            sizes,
+            format,
+            k_types: &[],
+            fewer: None,
+            mixture: None,
+            layer_norm: false,
+            alibi: false,
+            gate: Gate::SWIGLU,
+            dtype: Float::F16,
+            beside: false,
+            before: 0,
+            window: None,
+            head_norms: false,
+            biases: false,
+            paged: false,
+            norms_behind: false,
+            cap: None,
+        }
+    }
+
     /// Whether gates are packed beside what they let through: of experts always, of K types never.
     fn are_gates_beside(&self) -> bool {
         self.mixture.is_some() || self.beside && self.gate.gated && self.k_types.is_empty()
@@ -164,7 +193,7 @@ impl Product {
 }
 
 impl Layer {
-    pub(super) fn new(bench: &Bench<'_>, random: &mut Random, case: &Case) -> Self {
+    pub(super) fn new(bench: &Bench<'_>, random: &mut Random, case: &Case, rope: usize) -> Self {
         let StepSizes { hidden, inner, heads, .. } = case.sizes;
         let format = parse(case.format);
         let vector = |random: &mut Random, len: usize, around: f32| -> Vector {
@@ -235,8 +264,9 @@ impl Layer {
             (slopes, buffer)
         });
         let head_norms = case.head_norms.then(|| [(); 2].map(|()| vector(random, heads.head_size, 1.0)));
-        let window = case.window;
-        Self { products, mlps, router, values, norms, head_norms, alibi, window, seen: Default::default() }
+        let norms_behind = case.norms_behind.then(|| [(); 2].map(|()| Norm::new(bench, random, hidden, false)));
+        let (window, seen) = (case.window, Default::default());
+        Self { products, mlps, router, values, norms, norms_behind, head_norms, rope, alibi, window, seen }
     }
 
     pub(super) fn step_layer(&self, case: &Case, scale: f32) -> StepLayer<'_> {
@@ -258,6 +288,9 @@ impl Layer {
             gate: case.gate,
             values: self.values.as_ref().map(Product::of_step),
             norms,
+            norms_behind: self.norms_behind.as_ref().map(|norms| norms.each_ref().map(Norm::of_step)),
+            rope: self.rope,
+            cap: case.cap,
             alibi: self.alibi.as_ref().map(|(_, slopes)| slopes.view()),
             head_norms: head_norms.map(|[q, k]| HeadNorms { queries: q.1.view(), keys: k.1.view(), eps: EPS }),
             scale,
@@ -270,7 +303,7 @@ impl Layer {
     pub(super) fn step(
         &mut self,
         case: &Case,
-        frequencies: &[f64],
+        frequencies: &[Vec<f64>],
         scale: f32,
         activations: Activations,
         stream: &mut [f64],
@@ -288,6 +321,7 @@ impl Layer {
                 let factor = 1.0 / (mean + f64::from(EPS)).sqrt();
                 head.iter_mut().zip(weight).for_each(|(v, &w)| *v *= factor * f64::from(w));
             }
+            let frequencies = &frequencies[self.rope];
             for (i, frequency) in frequencies.iter().enumerate() {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
                 let (a, b) = (head[i], head[i + frequencies.len()]);
@@ -303,7 +337,9 @@ impl Layer {
         for (h, query) in queries.chunks_exact(head_size).enumerate() {
             let of = |all: &Vec<f64>| all[h / heads.group() * head_size..][..head_size].to_vec();
             let [keys, values] = of_activations.each_ref().map(|seen| seen[first..].iter().map(of).collect::<Vec<_>>());
-            let score = |key: &Vec<f64>| f64::from(scale) * key.iter().zip(query).map(|(k, q)| k * q).sum::<f64>();
+            let capped = |score: f64| case.cap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh());
+            let score =
+                |key: &Vec<f64>| capped(f64::from(scale) * key.iter().zip(query).map(|(k, q)| k * q).sum::<f64>());
             let slope = self.alibi.as_ref().map_or(0.0, |(slopes, _)| f64::from(slopes[h]));
             let scores: Vec<f64> =
                 keys.iter().enumerate().map(|(i, key)| score(key) + slope * (first + i) as f64).collect();
@@ -316,10 +352,15 @@ impl Layer {
             );
         }
         let output = multiply(&self.products[1], &attended, activations);
-        stream.iter_mut().zip(output).for_each(|(s, v)| *s += v);
+        let add = |stream: &mut [f64], added: Vec<f64>, at: usize| {
+            let added = self.norms_behind.as_ref().map(|norms| norms[at].apply(&added)).unwrap_or(added);
+            stream.iter_mut().zip(added).for_each(|(s, v)| *s += v);
+        };
+        add(stream, output, 0);
         let normed = self.norms[1].apply(stream);
         let (chosen, margin) =
             self.router.as_ref().map_or((vec![(0, 1.0)], f64::INFINITY), |router| router.of(&normed));
+        let mut down = vec![0.0; stream.len()];
         for (expert, share) in chosen {
             let [of_up, of_down] = &self.mlps[expert];
             let up = multiply(of_up, &normed, activations);
@@ -331,8 +372,9 @@ impl Layer {
             let (gate, up) = up.split_at(case.sizes.inner);
             let of_gate = |i: usize| function(gate[i]) * if case.gate.gated { up[i] } else { 1.0 };
             let gated: Vec<f64> = (0..gate.len()).map(|i| round(of_gate(i), dtype)).collect();
-            stream.iter_mut().zip(multiply(of_down, &gated, activations)).for_each(|(s, v)| *s += share * v);
+            down.iter_mut().zip(multiply(of_down, &gated, activations)).for_each(|(s, v)| *s += share * v);
         }
+        add(stream, down, 1);
         margin
     }
 }
