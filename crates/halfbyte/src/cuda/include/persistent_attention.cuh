@@ -32,8 +32,8 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   greatest[0] = greatest[1] = __int_as_float(0xff800000);
   u32 high[2], less[2];
   float s[4], shrink[2];
-  // Where this lane loads a row of the four matrices of a run from. Behind the last position it is the last one's, with a
-  // weight of zero; this token's are not in the cache yet.
+  // Where this lane loads a row of the four matrices of a run from. Behind the last position it is the last one's, with
+  // a weight of zero; this token's are not in the cache yet.
   auto row_of = [&](const TileOfRing& tile, u32 first, u32 run, u32 row, const u32* own) {
     const u32 position = min(first + row, to - 1);
     return position == now ? BoxRow{shared_address(own) + 128 * run, 0} : tile.row(run, position - first);

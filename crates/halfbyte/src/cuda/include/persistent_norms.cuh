@@ -48,7 +48,8 @@ struct NormBehind {
   const u32* sums;
   float eps;
 };
-// What the last addend is multiplied with, besides the weights. It is kept for who adds to the stream. A barrier for all.
+// What the last addend is multiplied with, besides the weights. It is kept for who adds to the stream. A barrier for
+// all.
 DEV float factor_behind(const Params& p, const Shared& m, const NormBehind& norm) {
   const float of_warp = warp_sum(look_for_sums(p, norm.sums));
   if ((thread_index() & 31) == 0) m.squares()[thread_index() / 32] = of_warp;

@@ -47,9 +47,9 @@ constexpr u32 FORMS_COUNT = FORMS ? (FORMS & 1) + (FORMS >> 1 & 1) + (FORMS >> 2
 static __device__ constexpr u32 bits_of(u32 form) { return form == 0 ? 3 : form == 1 ? 4 : form == 2 ? 6 : 5; }
 static __device__ constexpr u32 codes_of(u32 form) { return 256 * (FORMS ? bits_of(form) : BITS); }
 constexpr u32 LONGEST = FORMS & 4 ? 2 : FORMS & 8 ? 3 : FORMS & 2 ? 1 : 0, UNIT = codes_of(LONGEST) + UNIT_PARAMS;
-// A stage has STEPS units of weights, or keys or values of a TILE of positions that attention takes at once: boxes of 64
-// elements, a run of a head, and all of the tile's positions or half of them, at a multiple of 128 bytes behind where the
-// stage begins. A stage has room for one of the smaller boxes at least.
+// A stage has STEPS units of weights, or keys or values of a TILE of positions that attention takes at once: boxes of
+// 64 elements, a run of a head, and all of the tile's positions or half of them, at a multiple of 128 bytes behind
+// where the stage begins. A stage has room for one of the smaller boxes at least.
 constexpr u32 TILE = 16, RUNS = HEAD / 64, LEAST = TILE / 2 * 128;
 static __device__ constexpr u32 before_boxes(u32 stage) {  // at most
   return stage % 128 == 0 ? 0 : stage % 64 == 0 ? 64 : stage % 32 == 0 ? 96 : 112;
