@@ -14,6 +14,7 @@ mod oracles;
 mod paddle;
 mod plots;
 mod python;
+mod sweeps;
 mod wheel;
 
 use clap::Parser;
@@ -46,6 +47,8 @@ enum Task {
     Paddle(paddle::Args),
     /// Build the Python package, run its tests and check its types.
     Python(python::Args),
+    /// Print results of `bench matmul --sweep --json` as lines of tests/it/cuda/sweeps, to which the model of the machine is fitted.
+    Sweeps(sweeps::Args),
     /// Build the wheel of the Python package, check its size, and run it where nothing else is installed.
     Wheel(wheel::Args),
 }
@@ -64,6 +67,7 @@ fn main() -> std::process::ExitCode {
         Task::Plots(args) => plots::run(&args),
         Task::Paddle(args) => paddle::run(&args),
         Task::Python(args) => python::run(&args),
+        Task::Sweeps(args) => sweeps::run(&args),
         Task::Wheel(args) => wheel::run(&args),
     };
     match result {

@@ -4,6 +4,7 @@
 //   a layer, with | where all blocks wait:
 //       norm, q k v | attention | output, added | norm, gate and up, gated | down, added
 //       (experts:                                 norm, router | choice, gate and up, gated | down, added)
+//       (NORMS_BEHIND: output and down are normed and added where the stream is read)
 //   a product (GEMV): a block owns blocks of 16 rows. Its warps cut columns x rows into runs of equally many stages,
 //       each with a ring of its own; codes are multiplied as bytes by mma.sync, x in four columns of B as the four
 //       bytes of integers (fixed_point.cuh); the sums of warps are added in order.
