@@ -115,7 +115,8 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
 #pragma unroll
     for (u32 run = 0; run < RUNS; run++) {
       tile.wait(run);
-      const BoxRow row = row_of(tile, first, run, (lane & 7) + (lane >> 4) * 8, m.value());
+      const u32 own_lane = thread_index() & 31;  // read anew: a register less through the loop
+      const BoxRow row = row_of(tile, first, run, (own_lane & 7) + (own_lane >> 4) * 8, m.value());
 #pragma unroll
       for (u32 i = 0; i < 4; i++) {
         u32 a[4];

@@ -286,7 +286,7 @@ impl Grouped {
         self.product.instance(caps, tile)
     }
 
-    /// Multiplies. *Accuracy:* as products of the kernel with one weight. *Errors:* lengths, types or a tile that do not fit, memory
+    /// Multiplies. *Accuracy:* as products of the kernel with one weight, rounded where its configuration says so. *Errors:* lengths, types or a tile that do not fit, memory
     /// that is not aligned.
     pub fn run(&self, gpu: &Gpu, stream: &Stream, call: GroupedCall<'_>, workspace: &mut Workspace) -> Result<()> {
         let (k, outputs) = (self.k(), self.outputs);

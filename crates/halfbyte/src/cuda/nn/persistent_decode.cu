@@ -159,7 +159,7 @@ DEV void prefetch(const Params& p, const Shared& m, u32 i) {
 
 // NORMS_BEHIND: asks for the weights of the rows that a thread adds to the stream, of a layer.
 DEV void ask_for_own_weights(const Shared& m, const Layer& layer) {
-#if HB_NORMS_BEHIND
+  if (!NORMS_BEHIND) return;
   const Plan& plan = m.plan(1);
 #pragma unroll 1
   for (u32 i = thread_index(); i < 8 * plan.blocks; i += THREADS)
@@ -168,7 +168,6 @@ DEV void ask_for_own_weights(const Shared& m, const Layer& layer) {
         copy_few<4>(shared_address(&m.own(i).weights[j]) + 4 * half,
                     layer.norms_behind[j] + 16 * plan.first + i / 8 * 16 + i % 8 + 8 * half);
   copy_commit();
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)

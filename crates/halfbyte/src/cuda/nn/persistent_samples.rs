@@ -72,6 +72,8 @@ pub(super) fn samples() -> Vec<Instance> {
         .chain(experts.into_iter().chain(of_bloom).chain(of_gemma).chain([a_quarter]).flatten())
         .collect();
     let shared = alone.first().and_then(|plan| plan.clone().among(2).ok());
-    let paged = alone.iter().take(1).map(|plan| plan.clone().paged());
+    // Of usual heads and of the longest.
+    let long = alone.iter().find(|plan| plan.sizes.heads.head_size == 256);
+    let paged = alone.first().into_iter().chain(long).map(|plan| plan.clone().paged());
     alone.iter().cloned().chain(shared).chain(paged).map(|plan| plan.instance()).collect()
 }
