@@ -81,13 +81,13 @@ pub const HEADERS: &[Source] = headers![
     "windows.cuh"
     "wna16_multiply.cuh"
     "wna16_rows.cuh"
-    "wna16_sm80.cuh"
+    "wna16_mma.cuh"
     "wna16_sm90.cuh"
     "wna16_stages.cuh"
     "wna8_multiply.cuh"
     "wna8_promote.cuh"
     "wna8_rows.cuh"
-    "wna8_sm80.cuh"
+    "wna8_mma.cuh"
     "wna8_sm90.cuh"
 ];
 

@@ -19,7 +19,7 @@
 
 use super::finish::{self, Finish};
 use super::kernel::{Configuration, Configured, Kernel, is_same};
-use super::{Call, dequantize, simt, wna16, wna16_sm80, wna16_sm90};
+use super::{Call, dequantize, simt, wna16, wna16_mma, wna16_sm90};
 use crate::cuda::cublaslt::{self, Matrices, alignment};
 use crate::cuda::driver::{Stream, View};
 use crate::cuda::sources::Instance;
@@ -79,7 +79,7 @@ const ALIGNMENT: usize = 256;
 /// a workspace are not worth it.
 const LEAST_COLUMNS: usize = 256;
 
-/// Rows from which on it is faster than `wna16_sm80`: with (21504, 14336) that takes 1.6 µs a row, the floor 300 and 0.77 a row.
+/// Rows from which on it is faster than `wna16_mma`: with (21504, 14336) that takes 1.6 µs a row, the floor 300 and 0.77 a row.
 const MOST_ROWS_OF_SM80: usize = 384;
 
 /// What weights are made floats by, and what comes after the product of cuBLASLt.
@@ -133,7 +133,7 @@ impl Configured for Slabs {
 /// (`docs/decisions/0008-the-floor.md`).
 ///
 /// Weights for the tensor cores: where `wna16_sm90` serves, of some hundred rows on with scales in f32 or offsets of groups, else never; from 384 on where
-/// `wna16_sm80` does; always with x in f32, which nothing else takes. Plain weights: always, from one row on.
+/// `wna16_mma` does; always with x in f32, which nothing else takes. Plain weights: always, from one row on.
 pub fn pays(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
     if layout != wna16::LAYOUT {
         return match problem.k {
@@ -148,8 +148,8 @@ pub fn pays(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
             Some(_) => Ok(()),
         };
     }
-    if problem.m < MOST_ROWS_OF_SM80 && wna16_sm80::KERNEL.supports(caps, problem).is_ok() {
-        return Err(Reason(format!("is faster than wna16_sm80 from {MOST_ROWS_OF_SM80} rows on")));
+    if problem.m < MOST_ROWS_OF_SM80 && wna16_mma::KERNEL.supports(caps, problem).is_ok() {
+        return Err(Reason(format!("is faster than wna16_mma from {MOST_ROWS_OF_SM80} rows on")));
     }
     Ok(())
 }

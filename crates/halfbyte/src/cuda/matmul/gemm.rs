@@ -21,7 +21,7 @@ use super::kernel::{Answer, Configuration, Kernel};
 use super::quantize_activations::{self, Form as QuantizedForm};
 use super::sum_groups::{self, SumsOfX};
 use super::wna16::{self, Weights};
-use super::{Packed, gather, wna8, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
+use super::{Packed, gather, wna8, wna8_mma, wna8_sm90, wna16_mma, wna16_sm90};
 use crate::cuda::Caps;
 use crate::cuda::driver::TensorMap;
 use crate::cuda::parameters::Parameters;
@@ -111,7 +111,7 @@ macro_rules! given {
         }
     )+};
 }
-given!(wna16_sm80::Wna16Sm80, wna16_sm90::Wna16Sm90, wna8_sm80::Wna8Sm80, wna8_sm90::Wna8Sm90);
+given!(wna16_mma::Wna16Mma, wna16_sm90::Wna16Sm90, wna8_mma::Wna8Mma, wna8_sm90::Wna8Sm90);
 
 /// A row of the table for a kernel of this kind.
 pub(super) const fn row<T: Gemm>(

@@ -14,7 +14,7 @@ use super::gemm::{Gemm, Operands, Placed, X};
 use super::kernel::Answer;
 use super::quantize_activations;
 use super::wna16::Weights;
-use super::{Packed, wna8, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
+use super::{Packed, wna8, wna8_mma, wna8_sm90, wna16_mma, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, View};
 use crate::cuda::kept::Kept;
 use crate::cuda::nn::Gate;
@@ -82,9 +82,9 @@ macro_rules! first_kernel {
     ($caps:expr, $problem:expr, $kernel:ident, $form:ident, $then:expr, $else:expr) => {{
         let mut why = Reason("takes sm_80".into());
         first_kernel!(@of why, $caps, $problem, $kernel, $form, $then, wna16_sm90::Wna16Sm90);
-        first_kernel!(@of why, $caps, $problem, $kernel, $form, $then, wna16_sm80::Wna16Sm80);
+        first_kernel!(@of why, $caps, $problem, $kernel, $form, $then, wna16_mma::Wna16Mma);
         first_kernel!(@of why, $caps, $problem, $kernel, $form, $then, wna8_sm90::Wna8Sm90);
-        first_kernel!(@of why, $caps, $problem, $kernel, $form, $then, wna8_sm80::Wna8Sm80);
+        first_kernel!(@of why, $caps, $problem, $kernel, $form, $then, wna8_mma::Wna8Mma);
         $else(why)
     }};
     (@of $why:ident, $caps:expr, $problem:expr, $kernel:ident, $form:ident, $then:expr, $module:ident::$of:ident) => {

@@ -8,9 +8,9 @@
 //! |---|---|---|
 //! | `dequantize_cublaslt` | all from sm_80 on | all with exact activations: reads the layouts of the others, where it is faster |
 //! | `wna16_sm90` | sm_90a | 2, 3, 4 and 8 bits, groups of a multiple of 16 or whole rows, zero points, offsets, x half |
-//! | `wna16_sm80` | all from sm_80 on | the same, x half of either type |
+//! | `wna16_mma` | all from sm_80 on | the same, x half of either type |
 //! | `wna8_sm90` | sm_90a | the same with quantised activations |
-//! | `wna8_sm80` | all from sm_80 on | the same |
+//! | `wna8_mma` | all from sm_80 on | the same |
 //! | `simt` | all from sm_75 on | all |
 
 #[doc(hidden)]
@@ -35,12 +35,12 @@ mod sum_groups;
 mod weight_range;
 pub(in crate::cuda) mod wna16;
 #[doc(hidden)]
-pub mod wna16_sm80;
+pub mod wna16_mma;
 #[doc(hidden)]
 pub mod wna16_sm90;
 pub(in crate::cuda) mod wna8;
 #[doc(hidden)]
-pub mod wna8_sm80;
+pub mod wna8_mma;
 #[doc(hidden)]
 pub mod wna8_sm90;
 
@@ -206,10 +206,10 @@ pub struct Call<'a> {
 /// All kernels, the preferred first.
 pub static KERNELS: &[Kernel] = &[
     wna8_sm90::KERNEL,
-    wna8_sm80::KERNEL,
+    wna8_mma::KERNEL,
     dequantize_cublaslt::WNA16,
     wna16_sm90::KERNEL,
-    wna16_sm80::KERNEL,
+    wna16_mma::KERNEL,
     dequantize_cublaslt::PLAIN,
     simt::KERNEL,
 ];

@@ -5,7 +5,7 @@ use super::gemm::Products;
 use super::pack::{Packer, Target, Whole};
 use super::plans::KeptPlans;
 use super::wna8::Terms;
-use super::{float_type, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
+use super::{float_type, wna8_mma, wna8_sm90, wna16_mma, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::nn::Gate;
 use crate::cuda::sources::{Instance, Source};
@@ -65,9 +65,9 @@ pub(super) fn words_of_table(table: [u8; 16]) -> [u32; 4] {
 /// The products that each kernel of the layout keeps prepared.
 #[derive(Debug, Default)]
 pub(super) struct PreparedProducts {
-    pub wna16_sm80: Products<wna16_sm80::Wna16Sm80>,
+    pub wna16_mma: Products<wna16_mma::Wna16Mma>,
     pub wna16_sm90: Products<wna16_sm90::Wna16Sm90>,
-    pub wna8_sm80: Products<wna8_sm80::Wna8Sm80>,
+    pub wna8_mma: Products<wna8_mma::Wna8Mma>,
     pub wna8_sm90: Products<wna8_sm90::Wna8Sm90>,
 }
 

@@ -458,7 +458,7 @@ fn the_choice_is_pure_and_explained() {
         assert_eq!(chosen(&hopper, &same, Some("cuda_plain")), NAME);
         assert_eq!(chosen(&hopper, &same, Some("cuda_wna16")), "wna16_sm90");
         let unlike = Problem { x: Float::BF16, y: Float::BF16, ..same };
-        let best = if m < 384 { "wna16_sm80" } else { NAME };
+        let best = if m < 384 { "wna16_mma" } else { NAME };
         assert_eq!(chosen(&hopper, &unlike, Some("cuda_wna16")), best);
         assert_eq!(chosen(&caps("sm_89", true), &same, Some("cuda_wna16")), best);
         let narrow = Problem { x: Float::F32, y: Float::F32, k: 128, ..same };

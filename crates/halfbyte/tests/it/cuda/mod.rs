@@ -31,8 +31,8 @@ mod sums;
 mod types_of_files;
 mod values;
 mod wide;
-mod wna16_sm80;
-mod wna8_sm80;
+mod wna16_mma;
+mod wna8_mma;
 
 use halfbyte::cuda::nvrtc::Nvrtc;
 use halfbyte::cuda::{Cuda, Gpu};

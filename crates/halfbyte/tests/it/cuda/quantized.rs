@@ -295,7 +295,7 @@ fn what_is_not_multiplied_is_told() {
     assert!(of("w8a8-g48", 1000).unwrap_err().contains("groups"));
     let format = parse("w4a8-g64-asym-si8");
     let problem = Problem { format: Some(format), x: Float::F16, y: Float::F16, m: 3, n: 70, k: 1000 };
-    let others = KERNELS.iter().filter(|other| other.name == "wna8_sm80");
+    let others = KERNELS.iter().filter(|other| other.name == "wna8_mma");
     for other in others.inspect(|other| assert!(!multiplies(other, format))) {
         assert!(other.supports(&caps, &problem).unwrap_err().to_string().contains("two"), "{}", other.name);
     }

@@ -148,7 +148,7 @@ fn all_kernels_for_quantised_activations_read_the_same_rows() {
             let problem = problem_of(name, [i, j], [ROWS[j], n, k]);
             let forms: Vec<_> = KERNELS.iter().filter_map(|kernel| kernel.rows_form(&problem)).collect();
             assert!(forms.len() == 2 && forms[0] == forms[1], "{problem}: {forms:?}");
-            for (arch, want) in [("sm_80", "wna8_sm80"), ("sm_89", "wna8_sm80"), ("sm_90a", "wna8_sm90")] {
+            for (arch, want) in [("sm_80", "wna8_mma"), ("sm_89", "wna8_mma"), ("sm_90a", "wna8_sm90")] {
                 let kernel = matmul::select(&caps(arch), &problem, None).unwrap();
                 assert_eq!((kernel.name, kernel.rows_form(&problem)), (want, Some(forms[0])), "{problem} on {arch}");
             }

@@ -12,7 +12,7 @@ use halfbyte::{Act, Float, Format};
 
 const SHAPES: [[usize; 2]; 6] = [[600, 1000], [65, 136], [1, 8], [320, 2568], [16, 128], [4096, 1536]];
 
-const KERNEL_NAMES: [&str; 4] = ["wna16_sm90", "wna16_sm80", "wna8_sm90", "wna8_sm80"];
+const KERNEL_NAMES: [&str; 4] = ["wna16_sm90", "wna16_mma", "wna8_sm90", "wna8_mma"];
 
 /// Formats and shapes, with a type of x and of y for each, as far as the kernel takes them.
 fn problems(kernel: &'static Kernel) -> impl Iterator<Item = Problem> {
@@ -21,7 +21,7 @@ fn problems(kernel: &'static Kernel) -> impl Iterator<Item = Problem> {
     cases.map(move |(i, name, (s, [n, k]))| {
         let y = if kernel.name.ends_with("sm90") { TYPES[(i + s) % 3] } else { Float::F32 };
         let act = match kernel.name {
-            "wna16_sm90" | "wna16_sm80" => Act::A16,
+            "wna16_sm90" | "wna16_mma" => Act::A16,
             _ => [Act::A8, Act::A8Asym][(i / 2 + s) % 2],
         };
         // Half scales and x are of one type on Hopper.

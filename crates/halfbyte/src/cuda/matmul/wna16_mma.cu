@@ -2,7 +2,7 @@
 // fp16 or bf16, fp32 sums; cp.async, mma.sync, stream-K.
 //
 // The product is computed transposed: rows of W are the A operand of mma.sync m16n8k16, tokens its N.
-// include/weight_atom.cuh draws the packed weights, wna16_sm80.cuh names what is configured.
+// include/weight_atom.cuh draws the packed weights, wna16_mma.cuh names what is configured.
 //
 // A block walks over units of one tile x 128 k.
 //   All of its threads keep a ring of stages full with cp.async, and each warp takes from a stage the codes of its
@@ -12,7 +12,7 @@
 //   A tile that one block computed alone is stored; parts of a tile are joined in memory (stream-K).
 // Every sum is formed in the order of k and the same way whatever the tile, so where tiles are cut alone decides its
 // bits.
-#include "wna16_sm80.cuh"
+#include "wna16_mma.cuh"
 #include "cp_async_ring.cuh"
 
 // What the sums of a group are multiplied by, and of x.
@@ -210,7 +210,7 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const __grid_constant__ Given g) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_mma(const __grid_constant__ Given g) {
   extern __shared__ __align__(1024) u8 shared[];
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
             lane = threadIdx.x & 31;  // the shuffle tells the compiler: uniform

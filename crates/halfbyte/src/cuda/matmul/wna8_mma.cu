@@ -2,7 +2,7 @@
 // with a scale (and an offset) for each token and group: 4- or 8-bit weights, integer products, sums of a group
 // promoted to fp32; cp.async, mma.sync, stream-K.
 //
-// As in wna16_sm80.cu the product is computed transposed, over units of one tile x 128 k, out of a ring that all
+// As in wna16_mma.cu the product is computed transposed, over units of one tile x 128 k, out of a ring that all
 // threads keep full; weights and codes are those of wna8_sm90.cu, and so is what becomes of the integers.
 //   for each group of a unit (GROUP 0: the unit):
 //     words of W -> bytes in registers, the A fragments of mma.sync m16n8k32 for all k of the group
@@ -12,7 +12,7 @@
 // Tokens come inside k, so that the integers are those of one part and not of all tokens.
 //   GROUP 0: integers of a whole piece of k stay in registers and are promoted once.
 // Integers are exact; fp32 sums are in one order, so where tiles are cut alone decides their bits.
-#include "wna8_sm80.cuh"
+#include "wna8_mma.cuh"
 #include "cp_async_ring.cuh"
 #include "wna8_promote.cuh"
 
@@ -154,7 +154,7 @@ DEV int anew(int v) {
   return v;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm80(const __grid_constant__ Given g) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_mma(const __grid_constant__ Given g) {
   extern __shared__ __align__(1024) u8 shared[];
   const u32 base = shared_address(shared);
   launch_dependents();

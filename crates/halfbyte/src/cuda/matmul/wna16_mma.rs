@@ -1,4 +1,4 @@
-//! GEMM of 4- and 8-bit weights with half floats (w4a16, w8a16) on every processor from sm_80 on: launches of `wna16_sm80.cu`.
+//! GEMM of 4- and 8-bit weights with half floats (w4a16, w8a16) on every processor from sm_80 on: launches of `wna16_mma.cu`.
 //!
 //! Weights are converted in registers and multiplied by `mma.sync`; `cp.async` brings x and weights; tiles are cut into pieces
 //! (split-K) or among all blocks (stream-K). Codes are multiplied as exact integers, and scales multiply the sums of their groups:
@@ -21,12 +21,12 @@ use crate::tensor::Float;
 use config::Config;
 
 static SOURCE: Source = Source {
-    path: "matmul/wna16_sm80.cu",
-    text: include_str!("wna16_sm80.cu"),
+    path: "matmul/wna16_mma.cu",
+    text: include_str!("wna16_mma.cu"),
     parameters: &[Arguments::LAYOUT, GroupedArguments::LAYOUT],
 };
 
-pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm80>(
+pub(super) const KERNEL: Kernel = gemm::row::<Wna16Mma>(
     "mma.sync on weights converted in registers, copies by cp.async",
     |arch| arch.number >= 80,
     instances,
@@ -93,7 +93,7 @@ fn instances() -> Vec<Instance> {
         Form::floats(Atom { bits: 8, zero: true, group: 32, ..atom }, Float::F32),
         Form::floats(Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F16),
     ];
-    let grouped = every_device().take(1).flat_map(|caps| grouped::samples::<Wna16Sm80>(&caps, &forms));
+    let grouped = every_device().take(1).flat_map(|caps| grouped::samples::<Wna16Mma>(&caps, &forms));
 
     let mut all: Vec<_> = all.chain(few.flatten()).chain(grouped).collect();
     all.sort_by_cached_key(Instance::to_string);
@@ -103,10 +103,10 @@ fn instances() -> Vec<Instance> {
 
 /// The kernel as launchers see it.
 #[derive(Debug)]
-pub(super) struct Wna16Sm80;
+pub(super) struct Wna16Mma;
 
-impl Gemm for Wna16Sm80 {
-    const NAME: &'static str = "wna16_sm80";
+impl Gemm for Wna16Mma {
+    const NAME: &'static str = "wna16_mma";
     const QUANTIZES: bool = false;
     const MAPS: bool = false;
     const SUMS_X: bool = false;
@@ -159,7 +159,7 @@ impl Gemm for Wna16Sm80 {
     }
 
     fn products(w: &Weights) -> &Products<Self> {
-        &w.products.wna16_sm80
+        &w.products.wna16_mma
     }
 
     fn arguments(w: Placed, _: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {

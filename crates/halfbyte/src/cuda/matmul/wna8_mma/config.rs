@@ -1,10 +1,10 @@
 //! Which form the kernel takes for a shape: pure functions of the numbers. Who computes what is decided as in
-//! [`wna16_sm80`](exact).
+//! [`wna16_mma`](exact).
 
 use crate::cuda::Caps;
 use crate::cuda::matmul::wna8_sm90::config::Terms;
 use crate::cuda::matmul::wna16;
-use crate::cuda::matmul::wna16_sm80::config as exact;
+use crate::cuda::matmul::wna16_mma::config as exact;
 use crate::cuda::matmul::wna16_sm90::config::write_unusual;
 use crate::cuda::sources::Instance;
 use crate::cuda::tiled::{Form, Tile};
@@ -14,7 +14,7 @@ use crate::tensor::Float;
 
 pub use exact::{ROWS_AT_ONCE, Schedule};
 
-/// What the kernel is compiled with, besides the format; `include/wna8_sm80.cuh` says what each is.
+/// What the kernel is compiled with, besides the format; `include/wna8_mma.cuh` says what each is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Tokens a tile.
@@ -143,6 +143,6 @@ impl Tile for Config {
             ("THREADS", self.threads(form)),
             ("SHARED_BYTES", self.shared_bytes(form)),
         ];
-        wna16::instance((&super::SOURCE, "wna8_sm80"), form, activation, config)
+        wna16::instance((&super::SOURCE, "wna8_mma"), form, activation, config)
     }
 }

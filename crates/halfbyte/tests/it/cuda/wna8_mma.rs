@@ -5,7 +5,7 @@ use super::products::{Bench, TYPES, WIDE, caps, check, formats_of_atoms, referen
 use super::quantized::{MOST, products_are_within_the_bound, repetitions_have_the_same_bits};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cuda::Caps;
-use halfbyte::cuda::matmul::wna8_sm80::config;
+use halfbyte::cuda::matmul::wna8_mma::config;
 use halfbyte::cuda::matmul::wna8_sm90::{self, config::Terms};
 use halfbyte::cuda::matmul::{self, Configuration, Epilogue, KERNELS, Kernel};
 use halfbyte::cuda::tiled::{Form, Tile};
@@ -15,7 +15,7 @@ use halfbyte::layout::cuda_wna16::Atom;
 use halfbyte::{Act, Float, Format};
 
 fn kernel() -> &'static Kernel {
-    KERNELS.iter().find(|kernel| kernel.name == "wna8_sm80").unwrap()
+    KERNELS.iter().find(|kernel| kernel.name == "wna8_mma").unwrap()
 }
 
 /// What the kernel is made for: the form of a format's atoms, and what its activations have beside codes.
@@ -205,13 +205,13 @@ fn it_serves_what_the_kernel_for_hopper_does_on_all_processors_from_sm_80_on() {
     };
     for name in ["w4a8-g128", "w8a8", "w4a8-g32-asym-xasym", "w8a8-g384", "w8a8-g384-asym"] {
         for arch in ["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"] {
-            assert_eq!(of(arch, name, 1000).as_deref(), Ok("wna8_sm80"), "{arch} {name}");
+            assert_eq!(of(arch, name, 1000).as_deref(), Ok("wna8_mma"), "{arch} {name}");
         }
         assert_eq!(of("sm_90a", name, 1000).as_deref(), Ok("wna8_sm90"), "{name}");
         assert_eq!(of("sm_75", name, 1000).as_deref(), Ok("simt"), "{name}");
     }
     for name in ["w4a8-g32-float-sf32", "w3a8-g64-asym", "w8a8-float-xasym", "w2a8-g64-asym"] {
-        assert_eq!(of("sm_89", name, 1000).as_deref(), Ok("wna8_sm80"), "{name}");
+        assert_eq!(of("sm_89", name, 1000).as_deref(), Ok("wna8_mma"), "{name}");
     }
     for name in ["w8a8-g16-sf32", "w4a8-g100-asym"] {
         assert_eq!(of("sm_89", name, 1000).as_deref(), Ok("simt"), "{name}");

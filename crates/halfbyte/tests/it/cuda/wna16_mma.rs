@@ -6,7 +6,7 @@ use super::products::{Bench, TYPES, WIDE, caps, check, formats_of_atoms, referen
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::Float;
 use halfbyte::cuda::Caps;
-use halfbyte::cuda::matmul::wna16_sm80::config;
+use halfbyte::cuda::matmul::wna16_mma::config;
 use halfbyte::cuda::matmul::{self, Configuration, Epilogue, KERNELS, Kernel};
 use halfbyte::cuda::tiled::{Form, Tile};
 use halfbyte::format::reference::Bound;
@@ -14,7 +14,7 @@ use halfbyte::kernel::{Activation, Problem};
 use halfbyte::layout::cuda_wna16::Atom;
 
 fn kernel() -> &'static Kernel {
-    KERNELS.iter().find(|kernel| kernel.name == "wna16_sm80").unwrap()
+    KERNELS.iter().find(|kernel| kernel.name == "wna16_mma").unwrap()
 }
 
 /// x of the scales' type and of the other one, for every form of atoms and the configurations that are chosen.
@@ -190,10 +190,10 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
     assert!(matmul::select(&caps("sm_75"), &problem(Float::F16), None).unwrap().name == "simt");
     for arch in ["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"] {
         for x in [Float::F16, Float::BF16] {
-            assert_eq!(matmul::select(&caps(arch), &problem(x), None).unwrap().name, "wna16_sm80", "{arch}");
+            assert_eq!(matmul::select(&caps(arch), &problem(x), None).unwrap().name, "wna16_mma", "{arch}");
         }
     }
-    assert_eq!(matmul::select(&caps("sm_90a"), &problem(Float::BF16), None).unwrap().name, "wna16_sm80");
+    assert_eq!(matmul::select(&caps("sm_90a"), &problem(Float::BF16), None).unwrap().name, "wna16_mma");
     assert_eq!(matmul::select(&caps("sm_90a"), &problem(Float::F16), None).unwrap().name, "wna16_sm90");
 }
 

@@ -1,5 +1,5 @@
 //! GEMM of 4- and 8-bit weights with quantised activations (w4a8, w8a8) on every processor from sm_80 on: launches of
-//! `wna8_sm80.cu`.
+//! `wna8_mma.cu`.
 //!
 //! One kernel quantises x, as for [`wna8_sm90`](super::wna8_sm90), the next one multiplies bytes by integer `mma.sync`, which
 //! `cp.async` brings; tiles are cut into pieces (split-K) or among all blocks (stream-K). Integers of a group are exact, and a row
@@ -13,7 +13,7 @@ use super::kernel::{Answer, Kernel};
 use super::quantize_activations;
 use super::wna8::{self, Terms};
 use super::wna16::Weights;
-use super::wna16_sm80::every_device;
+use super::wna16_mma::every_device;
 use crate::cuda::Caps;
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
@@ -25,12 +25,12 @@ use crate::tensor::Float;
 use config::Config;
 
 static SOURCE: Source = Source {
-    path: "matmul/wna8_sm80.cu",
-    text: include_str!("wna8_sm80.cu"),
+    path: "matmul/wna8_mma.cu",
+    text: include_str!("wna8_mma.cu"),
     parameters: &[Arguments::LAYOUT, GroupedArguments::LAYOUT],
 };
 
-pub(super) const KERNEL: Kernel = gemm::row::<Wna8Sm80>(
+pub(super) const KERNEL: Kernel = gemm::row::<Wna8Mma>(
     "x quantised on the fly, integer mma.sync on bytes of weights, copies by cp.async",
     |arch| arch.number >= 80,
     instances,
@@ -81,16 +81,16 @@ fn instances() -> Vec<Instance> {
         Form::codes(Atom { bits: 8, group: 0, ..atom }, plain, Float::F32),
         Form::codes(Atom { zero: true, group: 32, ..atom }, Terms { sums: true, ..plain }, Float::F16),
     ];
-    let grouped = grouped::samples::<Wna8Sm80>(least, &forms);
+    let grouped = grouped::samples::<Wna8Mma>(least, &forms);
     common.chain(few).chain(quantize_activations::instances()).chain(grouped).collect()
 }
 
 /// The kernel as launchers see it.
 #[derive(Debug)]
-pub(super) struct Wna8Sm80;
+pub(super) struct Wna8Mma;
 
-impl Gemm for Wna8Sm80 {
-    const NAME: &'static str = "wna8_sm80";
+impl Gemm for Wna8Mma {
+    const NAME: &'static str = "wna8_mma";
     const QUANTIZES: bool = true;
     const MAPS: bool = false;
     const SUMS_X: bool = false;
@@ -144,7 +144,7 @@ impl Gemm for Wna8Sm80 {
     }
 
     fn products(w: &Weights) -> &Products<Self> {
-        &w.products.wna8_sm80
+        &w.products.wna8_mma
     }
 
     fn arguments(w: Placed, _: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {

@@ -14,7 +14,7 @@ use crate::tensor::Float;
 
 pub use crate::cuda::schedule::Schedule;
 
-/// What the kernel is compiled with, besides the types; `include/wna16_sm80.cuh` says what each is.
+/// What the kernel is compiled with, besides the types; `include/wna16_mma.cuh` says what each is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Tokens a tile.
@@ -191,7 +191,7 @@ impl Tile for Config {
             ("THREADS", self.threads(form)),
             ("SHARED_BYTES", self.shared_bytes(form)),
         ];
-        wna16::instance((&super::SOURCE, "wna16_sm80"), form, activation, config)
+        wna16::instance((&super::SOURCE, "wna16_mma"), form, activation, config)
     }
 }
 
