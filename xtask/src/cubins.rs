@@ -41,7 +41,7 @@ pub fn run(args: &Args) -> Result<(), String> {
         // Machine code serves every driver of the compiler's major version.
         let compiler = Compiler::with_cache(arch, nvrtc.version(), Some(Cache::at(&args.output)));
         let served = KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
-        let mut instances: Vec<Instance> = served.flat_map(|kernel| (kernel.instances)()).collect();
+        let mut instances: Vec<Instance> = served.flat_map(|kernel| (kernel.instances)(arch)).collect();
         instances.extend(formats.iter().flat_map(|&format| matmul::every_instance(arch, format)));
         instances.extend(matmul::auxiliary());
         for kernel in conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)) {
@@ -50,9 +50,10 @@ pub fn run(args: &Args) -> Result<(), String> {
         }
         let of_bytes = int8::KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
         instances.extend(of_bytes.flat_map(|kernel| (kernel.instances)()));
-        instances.extend(args.head_size.iter().flat_map(|&size| nn::instances(Some(size), &KvType::ALL)));
-        instances
-            .extend(args.head_size.iter().flat_map(|&size| nn::instances_of_some_models(Some(size), &KvType::ALL)));
+        instances.extend(args.head_size.iter().flat_map(|&size| nn::instances(arch, Some(size), &KvType::ALL)));
+        instances.extend(
+            args.head_size.iter().flat_map(|&size| nn::instances_of_some_models(arch, Some(size), &KvType::ALL)),
+        );
         instances.sort_by_cached_key(Instance::to_string);
         instances.dedup_by_key(|instance| instance.to_string());
         let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));

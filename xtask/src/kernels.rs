@@ -56,7 +56,7 @@ const CPUS: [(&str, CpuCaps); 4] = [
 
 /// GPUs that stand for theirs: Turing, Ampere, Hopper.
 fn gpus() -> [(&'static str, Caps); 3] {
-    let arch = |number, specific| Arch { number, specific };
+    let arch = |number, specific| Arch { number, specific, ptx: false };
     [
         (
             "T4 (sm_75)",

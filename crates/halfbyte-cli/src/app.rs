@@ -127,7 +127,7 @@ impl App {
     fn first_that_works(&self) -> Option<Gpu> {
         (0..CudaGpu::count() as u32).find_map(|index| {
             let works = |gpu: Gpu| {
-                gpu.gpu.prepare(&nn::instances(None, &[])[..1], |_| ())?;
+                gpu.gpu.prepare(&nn::instances(gpu.gpu.caps().arch, None, &[])[..1], |_| ())?;
                 Ok::<Gpu, halfbyte::Error>(gpu)
             };
             let gpu = Gpu::open(index).and_then(works);

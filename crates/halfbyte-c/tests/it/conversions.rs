@@ -221,7 +221,7 @@ fn nvrtc_compiles_the_conversions_for_processors_with_their_instructions() {
             let compiled =
                 nvrtc.compile(&Instance::new(&KERNELS, CASES[0].name), arch).unwrap_or_else(|e| panic!("{e}"));
             for case in &CASES {
-                let has = compiled.cubin.windows(case.name.len()).any(|name| name == case.name.as_bytes());
+                let has = compiled.code.windows(case.name.len()).any(|name| name == case.name.as_bytes());
                 assert!(has, "no {} for {arch}", case.name);
             }
         }

@@ -222,7 +222,7 @@ struct Kept {
 fn encode(compiled: &Compiled) -> Vec<u8> {
     let mut body = (compiled.name.len() as u32).to_le_bytes().to_vec();
     body.extend_from_slice(compiled.name.as_bytes());
-    body.extend_from_slice(&compiled.cubin);
+    body.extend_from_slice(&compiled.code);
     [MAGIC.as_slice(), &Sha256::digest(&body), &body].concat()
 }
 
@@ -236,6 +236,6 @@ fn parse(bytes: &[u8]) -> Option<Compiled> {
         return None;
     }
     let (len, rest) = body.split_first_chunk::<4>()?;
-    let (name, cubin) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-    Some(Compiled { name: String::from_utf8(name.to_vec()).ok()?, cubin: cubin.to_vec() })
+    let (name, code) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+    Some(Compiled { name: String::from_utf8(name.to_vec()).ok()?, code: code.to_vec() })
 }

@@ -9,6 +9,7 @@
 //! | `HALFBYTE_NVRTC`, `HALFBYTE_CUBLASLT` | file or folder of a library |
 //! | `HALFBYTE_CACHE` | folder of compiled kernels |
 //! | `HALFBYTE_CUDA_SOURCES` | folder of sources to read instead of those compiled in |
+//! | `HALFBYTE_CUDA_ARCH` | older processor whose kernels run, as PTX: `compute_75` |
 //!
 //! A layer times activations that another library has on the device, in that library's stream:
 //!
@@ -115,7 +116,7 @@ pub struct Caps {
 impl Caps {
     /// An H200: the device whose measurements choices follow.
     pub const H200: Self = Self {
-        arch: Arch { number: 90, specific: true },
+        arch: Arch { number: 90, specific: true, ptx: false },
         multiprocessors: 132,
         shared_bytes: 232_448,
         l2_bytes: 60 << 20,
@@ -138,7 +139,7 @@ impl Caps {
 
     /// A processor of which nothing else is known: to enumerate what is compiled for it.
     pub(crate) fn of_arch(arch: Arch) -> Self {
-        let (multiprocessors, shared_bytes) = (108, 101_376);
+        let (multiprocessors, shared_bytes) = (108, arch.shared_bytes());
         let (l2_bytes, memory_mb_per_s, clock_khz, cublaslt, rounded_weights, atom) = (0, 0, 0, false, false, None);
         Self {
             arch,
@@ -174,10 +175,10 @@ pub struct Gpu {
 type Key = (&'static str, [u32; 2]);
 
 impl Gpu {
-    /// Device `index`. Errors: no driver, one too old, no such device.
+    /// Device `index`. Errors: no driver, one too old, no such device, an `HALFBYTE_CUDA_ARCH` that it cannot run.
     pub fn open(index: u32) -> Result<Self> {
         let context = Context::open(index)?;
-        let arch = Arch::of(context.info().compute);
+        let arch = Arch::of_device(context.info().compute)?;
         let compiler = Compiler::new(arch, context.driver().version());
         Ok(Self::with_compiler(context, compiler))
     }
@@ -188,7 +189,7 @@ impl Gpu {
         let caps = Caps {
             arch: compiler.arch(),
             multiprocessors: info.multiprocessors,
-            shared_bytes: info.shared_bytes,
+            shared_bytes: info.shared_bytes.min(compiler.arch().shared_bytes()),
             l2_bytes: info.l2_bytes,
             memory_mb_per_s: info.memory_mb_per_s(),
             clock_khz: info.clock_khz,
@@ -257,7 +258,7 @@ impl Gpu {
             return Ok(function.clone());
         }
         let compiled = self.compiler.get(instance)?;
-        let function = Module::load(&self.context, &compiled.cubin)?.function(&compiled.name)?;
+        let function = Module::load(&self.context, &compiled.code)?.function(&compiled.name)?;
         Ok(place.insert(function).clone())
     }
 

@@ -2,8 +2,9 @@
 //!
 //! Where it is looked for: [`super::library`], `HALFBYTE_NVRTC`. It is opened by its path rather than through a crate,
 //! because the path may come from an environment variable or a Python package. Sources include no header of the toolkit,
-//! so that the library alone is enough, as `pip install nvidia-cuda-nvrtc` brings it. Output is machine code and not PTX:
-//! a driver refuses the PTX of a newer NVRTC, but takes the machine code of one of its own major version.
+//! so that the library alone is enough, as `pip install nvidia-cuda-nvrtc` brings it. Output is machine code and not PTX, unless
+//! a virtual processor is asked for: a driver refuses the PTX of a newer NVRTC, but takes the machine code of one of its own major
+//! version.
 
 use super::driver::Version;
 use super::library::{self, NVRTC, Opened};
@@ -38,6 +39,8 @@ struct Functions {
     log: unsafe extern "C" fn(Program, *mut c_char) -> Code,
     cubin_size: unsafe extern "C" fn(Program, *mut usize) -> Code,
     cubin: unsafe extern "C" fn(Program, *mut c_char) -> Code,
+    ptx_size: unsafe extern "C" fn(Program, *mut usize) -> Code,
+    ptx: unsafe extern "C" fn(Program, *mut c_char) -> Code,
     lowered_name: unsafe extern "C" fn(Program, *const c_char, *mut *const c_char) -> Code,
 }
 
@@ -60,10 +63,10 @@ impl std::fmt::Debug for Nvrtc {
 /// A compiled kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// Name of the function in the machine code.
+    /// Name of the function in the code.
     pub name: String,
-    /// Machine code.
-    pub cubin: Vec<u8>,
+    /// Machine code (cubin); of a virtual processor PTX, which ends with a zero.
+    pub code: Vec<u8>,
 }
 
 static OPENED: OnceLock<Nvrtc> = OnceLock::new();
@@ -94,6 +97,8 @@ impl Nvrtc {
                 log: library.function("nvrtcGetProgramLog")?,
                 cubin_size: library.function("nvrtcGetCUBINSize")?,
                 cubin: library.function("nvrtcGetCUBIN")?,
+                ptx_size: library.function("nvrtcGetPTXSize")?,
+                ptx: library.function("nvrtcGetPTX")?,
                 lowered_name: library.function("nvrtcGetLoweredName")?,
             };
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Code = library.function("nvrtcVersion")?;
@@ -187,8 +192,11 @@ impl Nvrtc {
         f.check("NVRTC", unsafe { (f.lowered_name)(program.handle, expression.as_ptr(), &mut lowered) })?;
         // SAFETY: the library's text ends with a zero and lives as long as the program.
         let name = unsafe { CStr::from_ptr(lowered) }.to_string_lossy().into_owned();
-        let cubin = program.text(f.cubin_size, f.cubin)?;
-        Ok((Compiled { name, cubin }, log))
+        let code = match arch.ptx {
+            true => program.text(f.ptx_size, f.ptx)?,
+            false => program.text(f.cubin_size, f.cubin)?,
+        };
+        Ok((Compiled { name, code }, log))
     }
 }
 

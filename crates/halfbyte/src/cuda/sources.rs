@@ -5,6 +5,7 @@
 
 use super::parameters::StructLayout;
 use crate::error::{Error, Result};
+use crate::tensor::Float;
 use std::borrow::Cow;
 use std::path::Path;
 
@@ -185,30 +186,67 @@ impl std::fmt::Display for Instance {
     }
 }
 
-/// A processor that kernels are compiled for: `sm_80`, `sm_90a`.
+/// A processor that kernels are compiled for: `sm_80`, `sm_90a`; or a virtual one, whose PTX the driver translates: `compute_75`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arch {
     /// Compute capability: 10 · major + minor.
     pub number: u32,
     /// With the instructions that only this very processor has.
     pub specific: bool,
+    /// As PTX, which runs on every later processor too.
+    pub ptx: bool,
 }
+
+/// The environment variable that names an older processor whose code is run, as PTX (`compute_75`): to try it on a newer one.
+pub const ARCH_VARIABLE: &str = "HALFBYTE_CUDA_ARCH";
 
 impl Arch {
     /// The richest code for a device of this compute capability: from 9.0 on with its own instructions.
     pub fn of([major, minor]: [u32; 2]) -> Self {
-        Self { number: 10 * major + minor, specific: major >= 9 }
+        Self { number: 10 * major + minor, specific: major >= 9, ptx: false }
+    }
+
+    /// What a device of this compute capability runs: [`Arch::of`], or what [`ARCH_VARIABLE`] names. Error: no virtual processor, or
+    /// one that is newer than the device.
+    pub fn of_device(compute: [u32; 2]) -> Result<Self> {
+        let own = Self::of(compute);
+        let Some(name) = std::env::var_os(ARCH_VARIABLE).filter(|name| !name.is_empty()) else { return Ok(own) };
+        let asked = name.to_str().and_then(|name| name.parse::<Self>().ok());
+        asked.filter(|asked| asked.ptx && asked.number <= own.number).ok_or_else(|| {
+            let expected = format!("a virtual processor as compute_75, at most compute_{}", own.number);
+            Error::invalid(ARCH_VARIABLE, expected, name.to_string_lossy())
+        })
     }
 
     /// Whether it is Hopper with its own instructions (TMA, wgmma): sm_90a.
     pub fn is_hopper(self) -> bool {
         self.number == 90 && self.specific
     }
+
+    /// Whether tensor cores multiply halves of a type: f16 from sm_75 on, bf16 from sm_80 on.
+    pub fn multiplies(self, x: Float) -> bool {
+        match x {
+            Float::F16 => self.number >= 75,
+            Float::BF16 => self.number >= 80,
+            Float::F32 => false,
+        }
+    }
+
+    /// Shared memory that a block may have: of graphics cards less than of the processors of data centres.
+    pub fn shared_bytes(self) -> u32 {
+        match self.number {
+            ..80 => 65_536,
+            80 | 87 => 166_912,
+            90..120 => 232_448,
+            _ => 101_376,
+        }
+    }
 }
 
 impl std::fmt::Display for Arch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "sm_{}{}", self.number, if self.specific { "a" } else { "" })
+        let kind = if self.ptx { "compute" } else { "sm" };
+        write!(f, "{kind}_{}{}", self.number, if self.specific { "a" } else { "" })
     }
 }
 
@@ -216,14 +254,15 @@ impl std::str::FromStr for Arch {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let fail = || Error::invalid("processor", "a name like sm_80 or sm_90a", format!("\"{text}\""));
-        let number = text.strip_prefix("sm_").ok_or_else(fail)?;
+        let fail = || Error::invalid("processor", "a name like sm_80, sm_90a or compute_75", format!("\"{text}\""));
+        let virtual_one = text.strip_prefix("compute_");
+        let number = virtual_one.or_else(|| text.strip_prefix("sm_")).ok_or_else(fail)?;
         let (number, specific) = match number.strip_suffix('a') {
             Some(number) => (number, true),
             None => (number, false),
         };
         let digits = number.bytes().all(|byte| byte.is_ascii_digit());
         let number = number.parse().ok().filter(|number| digits && (10..1000).contains(number)).ok_or_else(fail)?;
-        Ok(Self { number, specific })
+        Ok(Self { number, specific, ptx: virtual_one.is_some() })
     }
 }

@@ -45,7 +45,7 @@ impl Clone for LlmInt8Linear<Cpu> {
 impl<D: Device> LlmInt8Linear<D> {
     /// Packs a weight for a device. *Shapes:* codes `[n, k]`, scales `[n]`. *Errors:* a length that does not fit, a scale that is
     /// negative or not finite, k so large (beyond 66000) that sums of codes leave int32; on a GPU no column or more than 65536, a
-    /// processor before sm_80, memory that is short.
+    /// processor before sm_75, memory that is short.
     pub fn on(device: &D, codes: &[i8], shape: [usize; 2], scales: &[f32]) -> Result<Self> {
         Self::of(codes, shape, scales, |codes, shape, scales| D::LlmInt8::pack(device, codes, shape, scales))
     }

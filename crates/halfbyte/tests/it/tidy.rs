@@ -102,6 +102,11 @@ fn unsafe_code_of_the_python_package_handles_foreign_tensors() {
     }
 }
 
+/// A processor that has all kernels.
+fn hopper() -> halfbyte::cuda::sources::Arch {
+    halfbyte::cuda::sources::Arch::of([9, 0])
+}
+
 #[test]
 fn every_kernel_is_a_file_of_its_name() {
     let files: Vec<PathBuf> = sources().into_iter().map(|(path, _)| path).collect();
@@ -112,7 +117,7 @@ fn every_kernel_is_a_file_of_its_name() {
     for kernel in halfbyte::cuda::matmul::KERNELS {
         let expected = Path::new("cuda/matmul").join(format!("{}.rs", kernel.name));
         assert!(files.contains(&expected), "no {}", expected.display());
-        let instances = (kernel.instances)();
+        let instances = (kernel.instances)(hopper());
         assert!(!instances.is_empty(), "{} has no instances", kernel.name);
         for instance in instances {
             // One of another name is a file of its own.
@@ -130,11 +135,11 @@ fn gpu_sources_include_nothing_but_our_headers() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda");
     let on_disk = std::fs::read_dir(root.join("include")).unwrap().count();
     assert_eq!(HEADERS.len(), on_disk, "every header is handed to the compiler");
-    let kernels = halfbyte::cuda::matmul::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
+    let kernels = halfbyte::cuda::matmul::KERNELS.iter().flat_map(|kernel| (kernel.instances)(hopper()));
     let kernels = kernels.map(|instance| instance.source);
     let others = [
-        halfbyte::cuda::nn::instances(None, &halfbyte::kernel::KvType::ALL),
-        halfbyte::cuda::nn::instances_of_ampere(),
+        halfbyte::cuda::nn::instances(hopper(), None, &halfbyte::kernel::KvType::ALL),
+        halfbyte::cuda::nn::instances_of_experts(hopper()),
         halfbyte::cuda::nn::instances_of_hopper(),
     ]
     .concat()
@@ -176,14 +181,17 @@ fn parameters_of_gpu_kernels_are_checked_structs() {
         assert!(may || !text.contains("repr(C)"), "{}: declared by parameters!", path.display());
     }
     use halfbyte::cuda::{conv, int8, matmul, nn, roofline};
-    let products = matmul::KERNELS.iter().flat_map(|kernel| (kernel.instances)()).chain(matmul::auxiliary());
+    let products = matmul::KERNELS.iter().flat_map(|kernel| (kernel.instances)(hopper())).chain(matmul::auxiliary());
     let convolutions = conv::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
     let of_bytes = int8::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
-    let others =
-        [nn::instances(None, &halfbyte::kernel::KvType::ALL), nn::instances_of_ampere(), nn::instances_of_hopper()]
-            .concat()
-            .into_iter()
-            .chain(roofline::instances());
+    let others = [
+        nn::instances(hopper(), None, &halfbyte::kernel::KvType::ALL),
+        nn::instances_of_experts(hopper()),
+        nn::instances_of_hopper(),
+    ]
+    .concat()
+    .into_iter()
+    .chain(roofline::instances());
     for instance in products.chain(convolutions).chain(of_bytes).chain(others) {
         let source = instance.source;
         for declared in source.text.split("__global__").skip(1) {

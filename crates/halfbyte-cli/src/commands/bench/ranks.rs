@@ -68,7 +68,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let gpus = numbers.iter().map(|&number| Gpu::open(number)).collect::<halfbyte::Result<Vec<_>>>()?;
     for gpu in &gpus {
         // What is loaded while ranks wait for each other would wait for them.
-        let alone = nn::instances(None, &[]).into_iter().chain(nn::instances_of_ranks());
+        let alone = nn::instances(gpu.caps().arch, None, &[]).into_iter().chain(nn::instances_of_ranks());
         gpu.prepare(&alone.collect::<Vec<_>>(), |_| ())?;
     }
     progress.step("measuring");

@@ -95,7 +95,8 @@ mod tests {
             drop(kernels.until_dropped());
             assert!(waiting.join().is_ok_and(|next| next.is_none()));
         });
-        let first = halfbyte::cuda::nn::instances(Some(64), &[halfbyte::kernel::KvType::F16]);
+        let arch = halfbyte::cuda::sources::Arch::of([8, 0]);
+        let first = halfbyte::cuda::nn::instances(arch, Some(64), &[halfbyte::kernel::KvType::F16]);
         kernels.state().wanted.extend(first);
         assert!(kernels.next().is_none());
     }

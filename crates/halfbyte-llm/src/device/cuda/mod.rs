@@ -100,7 +100,7 @@ impl CudaModel {
         let cuda = Cuda::new(gpu, stream)?;
         let begun = Instant::now();
         let (kernels, lanes) = (Kernels::default(), Lanes::new(&cuda)?);
-        let mut of_any_model = nn::instances(Some(spec.heads.head_size), &[kv]);
+        let mut of_any_model = nn::instances(cuda.gpu().caps().arch, Some(spec.heads.head_size), &[kv]);
         of_any_model.extend(nn::instances_of_attention(cuda.gpu().caps().arch, spec.heads.head_size, kv, false));
         let (decoder, kernels) = std::thread::scope(|scope| {
             let load = || kernels.load(cuda.gpu(), &of_any_model);
@@ -235,14 +235,14 @@ impl Resident for CudaModel {
 
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         let (head_size, caps) = (self.decoder.heads.head_size, self.cuda.gpu().caps());
-        let mut instances = nn::instances(Some(head_size), &[self.kv]);
+        let mut instances = nn::instances(caps.arch, Some(head_size), &[self.kv]);
         // Layers may differ in what changes scores.
         let of_attention = |changed| nn::instances_of_attention(caps.arch, head_size, self.kv, changed);
         instances.extend(of_attention(false));
         instances.extend(self.forms_of_rows(PREFILL_TOKENS).into_iter().flat_map(nn::quantized_instances));
         instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, PREFILL_TOKENS)?);
         if self.has_more_steps() {
-            instances.extend(nn::instances_of_some_models(Some(head_size), &[self.kv]));
+            instances.extend(nn::instances_of_some_models(caps.arch, Some(head_size), &[self.kv]));
             instances.extend(of_attention(true));
         }
         instances.push(self.decoder.vocabulary.embedding.instance()?);

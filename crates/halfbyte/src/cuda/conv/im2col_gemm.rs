@@ -29,7 +29,7 @@ pub(super) const KERNEL: Kernel = Kernel::with_one(
     About {
         name: NAME,
         what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by crate::cuda::matmul",
-        serves: |arch| arch.number >= 80,
+        serves: |arch| arch.number >= 75,
         instances: im2col::instances,
     },
     choose,

@@ -6,11 +6,11 @@
 //!
 //! | kernel | processors | what it computes |
 //! |---|---|---|
-//! | `gemm_1x1` | all from sm_80 on | one position, stride 1: a product of [`crate::cuda::matmul`] |
+//! | `gemm_1x1` | all from sm_75 on | one position, stride 1: a product of [`crate::cuda::matmul`] |
 //! | `implicit_gemm_sm90` | sm_90a | 4 and 8 bits, half images in nhwc, channels of a group a multiple of 64 |
 //! | `implicit_gemm_a8_sm90` | sm_90a | the same with activations quantised on the fly, of any float type; of one group any channels |
 //! | `implicit_gemm_rows_sm90` | sm_90a | 4 and 8 bits, half images of any number of channels, one group |
-//! | `im2col_gemm` | all from sm_80 on | 4 and 8 bits, one group: slabs of patches, each a product of [`crate::cuda::matmul`] |
+//! | `im2col_gemm` | all from sm_75 on | 4 and 8 bits, one group: slabs of patches, each a product of [`crate::cuda::matmul`] |
 //! | `simt` | all from sm_75 on | everything |
 
 mod columns;

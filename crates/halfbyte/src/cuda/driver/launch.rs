@@ -25,26 +25,29 @@ unsafe impl Send for Loaded {}
 unsafe impl Sync for Loaded {}
 
 impl Module {
-    /// Loads a cubin. Errors: machine code for another processor or a newer driver, no memory.
-    pub fn load(context: &Context, cubin: &[u8]) -> Result<Self> {
+    /// Loads a cubin, or PTX that ends with a zero. Errors: code for another processor or a newer driver, no memory.
+    pub fn load(context: &Context, code: &[u8]) -> Result<Self> {
         const OP: &str = "load a module";
         // The driver reads a length from the header and then that many bytes: it must not be led beyond the end.
-        if elf_bytes(cubin).is_none_or(|bytes| bytes > cubin.len() as u64) {
-            return Err(Error::invalid(OP, "a whole ELF file", format!("{} bytes", cubin.len())));
+        let is_whole = elf_bytes(code).is_some_and(|bytes| bytes <= code.len() as u64);
+        let is_text = || code.iter().position(|&byte| byte == 0) == code.len().checked_sub(1);
+        if !is_whole && !is_text() {
+            return Err(Error::invalid(OP, "a whole ELF file or PTX", format!("{} bytes", code.len())));
         }
         context.bind()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the image is a whole ELF file (checked above), which the driver copies.
-        let result = unsafe { sys::cuModuleLoadData(&mut handle, cubin.as_ptr().cast()) };
+        // SAFETY: the image is a whole ELF file or a text that ends with a zero (checked above), which the driver copies.
+        let result = unsafe { sys::cuModuleLoadData(&mut handle, code.as_ptr().cast()) };
         let info = context.info();
         match result {
             CUresult::CUDA_ERROR_INVALID_IMAGE
             | CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU
             | CUresult::CUDA_ERROR_INVALID_SOURCE
+            | CUresult::CUDA_ERROR_INVALID_PTX
             | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
                 let driver = context.driver().version();
                 let cause = format!(
-                    "{result:?}: the machine code is not for {} (compute capability {}.{}) with a driver for CUDA {driver}",
+                    "{result:?}: the code is not for {} (compute capability {}.{}) with a driver for CUDA {driver}",
                     info.name, info.compute[0], info.compute[1]
                 );
                 return Err(Error::Device { op: OP, cause });

@@ -1,11 +1,16 @@
-// Instructions from sm_80 on that CUDA C++ has no operators for, one function each.  hopper.cuh adds those of sm_90a.
-// Shared memory is addressed by 32-bit addresses of the shared window.  NVRTC needs no header for this file.
+// Instructions from sm_80 on that CUDA C++ has no operators for, one function each, and on sm_75 what takes their
+// place.  hopper.cuh adds those of sm_90a.  Shared memory is addressed by 32-bit addresses of the shared window.
 #pragma once
 #include "dequant.cuh"
 
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// ---- copies of 16 bytes from global to shared memory, past L1, in groups of a thread's own
+// ---- copies of 16 bytes from global to shared memory, past L1, in groups of a thread's own (cp.async); on sm_75 a
+// load and a store, which a barrier makes visible as it does with cp.async
+DEV void store_shared(u32 a, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+#if __CUDA_ARCH__ >= 800
 DEV void copy_16(u32 dst, const void* src) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
@@ -31,6 +36,69 @@ DEV void copy_16_if(u32 dst, const void* src, bool there) {
 DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most N groups of this thread are unfinished.
 template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#else
+// 16 bytes past L1, which a kernel before this one may have written; zeros where not `there`: then src is not read.
+DEV uint4 load_16_or_zero(const void* src, bool there) {
+  uint4 v;
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n mov.b32 %0, 0;\n mov.b32 %1, 0;\n mov.b32 %2, 0;\n mov.b32 %3, 0;\n"
+      " @p ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(src), "r"((int)there));
+  return v;
+}
+DEV void copy_16_or_zero(u32 dst, const void* src, bool there) { store_shared(dst, load_16_or_zero(src, there)); }
+DEV void copy_16(u32 dst, const void* src) { copy_16_or_zero(dst, src, true); }
+DEV void store_few(u32 a, uint2 v) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(a), "r"(v.x), "r"(v.y) : "memory");
+}
+DEV void store_few(u32 a, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(a), "r"(v) : "memory"); }
+template <int BYTES> DEV void copy_few_or_zero(u32 dst, const void* src, bool there) {
+  typedef typename Choice<BYTES == 8, uint2, u32>::Type Word;
+  store_few(dst, there ? *static_cast<const Word*>(src) : Word());
+}
+template <int BYTES> DEV void copy_few(u32 dst, const void* src) { copy_few_or_zero<BYTES>(dst, src, true); }
+DEV void copy_16_if(u32 dst, const void* src, bool there) {
+  if (there) copy_16(dst, src);
+}
+DEV void copy_commit() {}
+template <int N> DEV void copy_wait() {}
+#endif
+
+// Copies of a thread that are on their way from `start` to `finish`, which makes a group of them.  On sm_75 they wait
+// in registers, as one of N each.
+template <int N> struct PendingCopies {
+#if __CUDA_ARCH__ >= 800
+  // Nothing where not `there`; the other, zeros.
+  __device__ __forceinline__ void start_if(int, u32 dst, const void* src, bool there) {
+    if (there) copy_16(dst, src);
+  }
+  __device__ __forceinline__ void start_or_zero(int, u32 dst, const void* src, bool there) {
+    copy_16_or_zero(dst, src, there);
+  }
+  __device__ __forceinline__ void skip(int) {}
+  __device__ __forceinline__ void finish() { copy_commit(); }
+#else
+  uint4 v[N];
+  u32 to[N];
+  bool is[N];
+  __device__ __forceinline__ void start_if(int i, u32 dst, const void* src, bool there) {
+    to[i] = dst;
+    is[i] = there;
+    v[i] = load_16_or_zero(src, there);
+  }
+  __device__ __forceinline__ void start_or_zero(int i, u32 dst, const void* src, bool there) {
+    start_if(i, dst, src, there);
+    is[i] = true;
+  }
+  __device__ __forceinline__ void skip(int i) { is[i] = false; }
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+      if (is[i]) store_shared(to[i], v[i]);
+  }
+#endif
+};
 
 // ---- loads
 DEV void load_shared(u32 (&v)[4], u32 a) {
@@ -147,8 +215,19 @@ DEV float rounded_to_tf32(float v) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
   return __uint_as_float(bits);
 }
-// c += A * B, m16n8k16, fp32 sums.
+// c += A * B, m16n8k8 of fp16, fp32 sums.
+DEV void mma_sync_k8(float* c, u32 a0, u32 a1, u32 b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
+// c += A * B, m16n8k16, fp32 sums.  sm_75 has no bf16, and half of the columns at a time.
 template <bool BF16> DEV void mma_sync(float* c, const u32 (&a)[4], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ < 800
+  static_assert(!BF16, "tensor cores of sm_75 multiply fp16");
+  mma_sync_k8(c, a[0], a[1], b0);
+  mma_sync_k8(c, a[2], a[3], b1);
+#else
   if constexpr (BF16)
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
         "%2, %3};"
@@ -159,6 +238,18 @@ template <bool BF16> DEV void mma_sync(float* c, const u32 (&a)[4], u32 b0, u32 
         "%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+// c += A * B, m8n8k16 of bytes, A signed or unsigned, B signed, 32-bit integer sums.
+template <bool UNSIGNED> DEV void mma_sync_int8_m8(int* c, u32 a, u32 b) {
+  if constexpr (UNSIGNED)
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+r"(c[0]), "+r"(c[1])
+        : "r"(a), "r"(b));
+  else
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+r"(c[0]), "+r"(c[1])
+        : "r"(a), "r"(b));
 }
 // c += A * B, m16n8k16 of signed bytes, 32-bit integer sums.
 DEV void mma_sync_int8_k16(int* c, u32 a0, u32 a1, u32 b) {
@@ -166,8 +257,16 @@ DEV void mma_sync_int8_k16(int* c, u32 a0, u32 a1, u32 b) {
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a0), "r"(a1), "r"(b));
 }
-// c += A * B, m16n8k32 of bytes, A signed or unsigned, B signed, 32-bit integer sums.
+// c += A * B, m16n8k32 of bytes, A signed or unsigned, B signed, 32-bit integer sums; on sm_75 8 rows and 16 columns at
+// a time.
 template <bool UNSIGNED> DEV void mma_sync_int8(int* c, const u32 (&a)[4], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ < 800
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    mma_sync_int8_m8<UNSIGNED>(c + 2 * half, a[half], b0);
+    mma_sync_int8_m8<UNSIGNED>(c + 2 * half, a[half + 2], b1);
+  }
+#else
   if constexpr (UNSIGNED)
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
         "%3};"
@@ -178,4 +277,5 @@ template <bool UNSIGNED> DEV void mma_sync_int8(int* c, const u32 (&a)[4], u32 b
         "%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
 }

@@ -33,11 +33,15 @@ template <int HEAD, KvType KV> using KvRows = Rows<KV == CODES ? HEAD / 2 : HEAD
 // HEAD: size of a head, rounded up to 16, with codes to 32.  TILES: times 16 queries are a warp's, QUERIES a block's;
 // KEYS: positions of a tile.
 template <int HEAD, KvType KV, bool CHANGED> struct Shape {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // 64 KB of shared memory
+  static constexpr int TILES = HEAD <= 64 ? 2 : 1, KEYS = HEAD <= 64 ? 32 : 16;
+#else
   static constexpr int TILES = HEAD <= 128 ? 2 : 1;
+#endif
   static constexpr int QUERIES = 16 * TILES * STRIPS;
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ / 300 == 3)
   static constexpr int KEYS = HEAD <= (KV == CODES ? 96 : 128) ? 64 : HEAD > 128 && CHANGED ? 16 : 32;
-#else  // 99 KB of shared memory
+#elif !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // 99 KB of shared memory
   static constexpr int KEYS = HEAD <= 128 ? 32 : 16;
 #endif
   static constexpr u32 PART = KEYS * KvRows<HEAD, KV>::BYTES;  // keys of a stage, or values

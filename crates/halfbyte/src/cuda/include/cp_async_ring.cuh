@@ -1,11 +1,11 @@
-// The cp.async pipeline of the GEMMs from sm_80 on: a ring of stages that all threads of a block keep full, and where a
-// warp finds its part of a stage.
+// The cp.async pipeline of the GEMMs by mma.sync: a ring of stages that all threads of a block keep full, and where a
+// warp finds its part of a stage.  On sm_75 what is copied waits in registers while a stage is read.
 // After the header of a kernel's configuration, which says
 //   X_BYTES     bytes of a column of x
 //   PADDED      whether rows of x have zeros up to a multiple of 128 columns
 //   WIDTH       of how many tokens fragments are loaded at once
 //   PARTS       in how many parts a stage is filled
-//   copy_terms  what copies what x has beside its columns
+//   COPIES_TERMS, copy_terms  what copies what x has beside its columns, a thread's copies of it
 //   sum_stage   what makes sums of a stage of x, where W_OFFSET needs them: while the stage before is read
 #pragma once
 #include "epilogue.cuh"
@@ -13,6 +13,12 @@
 constexpr int BOX_K = 128 / X_BYTES, BOXES = STEP / BOX_K;  // columns of a box, boxes of a stage of x
 constexpr int COPIES_W = (W_PIECES + THREADS - 1) / THREADS,
               COPIES_X = (BOXES * X_PIECES + THREADS - 1) / THREADS;  // a thread's
+// Of scales, zero points and offsets that do not come with codes.
+constexpr int GROUP_PIECES = STEP < 128 && GROUP != 0 ? 4 * TILE_STRIPS * (STAGE_PARAMS / 16) : 0,
+              COPIES_GROUPS = (GROUP_PIECES + THREADS - 1) / THREADS;
+// Where each kind begins among the copies of a stage.
+constexpr int FIRST_X = COPIES_W, FIRST_GROUP = FIRST_X + COPIES_X, FIRST_TERM = FIRST_GROUP + COPIES_GROUPS;
+typedef PendingCopies<FIRST_TERM + COPIES_TERMS> StageCopies;
 
 // The stages of this block in order, with what a thread copies of them: 16-byte pieces t, t + THREADS, ... of W and of
 // x.  What depends on t is computed once a stage, the rest are constants.  Behind the last stage nothing is left of W,
@@ -57,52 +63,56 @@ struct Feed {
   // First token of the tile; behind the last stage one that is not there.
   __device__ __forceinline__ int token(const Given& g) const { return g.m - rows_left - (int)threadIdx.x / 8 % NT; }
 };
-// Of the pieces of W of a stage, every THREADS-th one from `first` on: of 128 columns all are one piece of memory, of
-// fewer these are codes.
-DEV void copy_w(const Feed& f, u32 to, int first) {
-  const int t = threadIdx.x;
+// Of the pieces of W of a stage, a thread's c-th one: of 128 columns all are one piece of memory, of fewer these are
+// codes.
+DEV void copy_w(StageCopies& copies, const Feed& f, u32 to, int c) {
+  const int t = threadIdx.x, first = c * THREADS;
   if constexpr (STEP == 128) {
-    if (first + t < f.strips * (ATOM / 16)) copy_16(to + (first + t) * 16, f.source + (first + t) * 16);
+    copies.start_if(c, to + (first + t) * 16, f.source + (first + t) * 16, first + t < f.strips * (ATOM / 16));
     return;
   }
   constexpr int OF_UNIT = STAGE_CODES / 16, OF_STRIP = 4 * OF_UNIT;
   if constexpr (THREADS % OF_STRIP != 0 && OF_STRIP % THREADS != 0) {  // of 3 and 5 bits
     const u32 piece = first + t, strip = piece / OF_STRIP, rest = piece % OF_STRIP;
-    if (piece < W_PIECES && strip < u32(f.strips))
-      copy_16(to + strip * STRIP_BYTES + rest * 16,
-              f.source + strip * ATOM + rest / OF_UNIT * UNIT_CODES + rest % OF_UNIT * 16 + f.half * STAGE_CODES);
+    copies.start_if(c, to + strip * STRIP_BYTES + rest * 16,
+                    f.source + strip * ATOM + rest / OF_UNIT * UNIT_CODES + rest % OF_UNIT * 16 + f.half * STAGE_CODES,
+                    piece < W_PIECES && strip < u32(f.strips));
     return;
   }
   const u32 strip = first / OF_STRIP, rest = first % OF_STRIP;
   const u32 from = t / OF_STRIP * ATOM + t % OF_STRIP / OF_UNIT * UNIT_CODES + t % OF_UNIT * 16 + f.half * STAGE_CODES;
-  if ((W_PIECES % THREADS == 0 || first + t < W_PIECES) && strip + t / OF_STRIP < f.strips)
-    copy_16(to + (strip + t / OF_STRIP) * STRIP_BYTES + (rest + t % OF_STRIP) * 16,
-            f.source + (from + strip * ATOM + rest / OF_UNIT * UNIT_CODES));
+  copies.start_if(c, to + (strip + t / OF_STRIP) * STRIP_BYTES + (rest + t % OF_STRIP) * 16,
+                  f.source + (from + strip * ATOM + rest / OF_UNIT * UNIT_CODES),
+                  (W_PIECES % THREADS == 0 || first + t < W_PIECES) && strip + t / OF_STRIP < f.strips);
 }
 // Scales, zero points, offsets, where they do not come with codes.
-DEV void copy_groups(const Feed& f, u32 to) {
+DEV void copy_groups(StageCopies& copies, const Feed& f, u32 to) {
   constexpr int SCALE_PIECES = GROUP_SCALES / 16 * STAGE_GROUPS, EACH = GROUP == 0 ? 1 : STAGE_PARAMS / 16;
-  if constexpr (STEP < 128 && GROUP != 0) {
+  if constexpr (COPIES_GROUPS > 0) {
     const int group = GROUP == 128 ? 0 : f.half * STAGE_GROUPS;
 #pragma unroll
-    for (int first = 0; first < 4 * TILE_STRIPS * EACH; first += THREADS) {
-      const int piece = first + threadIdx.x, strip = piece / (4 * EACH), unit = piece / EACH % 4, at = piece % EACH;
+    for (int c = 0; c < COPIES_GROUPS; c++) {
+      const int piece = c * THREADS + threadIdx.x, strip = piece / (4 * EACH), unit = piece / EACH % 4,
+                at = piece % EACH;
       const u32 from =
           unit * UNIT_PARAMS +
           (at < SCALE_PIECES ? group * GROUP_SCALES + at * 16 : ZEROS + group * GROUP_ZEROS + (at - SCALE_PIECES) * 16);
-      if (strip < f.strips)
-        copy_16(to + strip * STRIP_BYTES + STRIP_PARAMS + unit * STAGE_PARAMS + at * 16,
-                f.source + strip * ATOM + PARAMS + from);
+      copies.start_if(FIRST_GROUP + c, to + strip * STRIP_BYTES + STRIP_PARAMS + unit * STAGE_PARAMS + at * 16,
+                      f.source + strip * ATOM + PARAMS + from, strip < f.strips);
     }
   }
 }
-// Of the pieces of x, every THREADS-th one from `first` on; zeros beyond m and k.
-DEV void copy_x(const Given& g, const Feed& f, u32 to, int first) {
-  const int t = threadIdx.x, token = t / 8 % NT, piece = t % 8, box = first / X_PIECES, more = first % X_PIECES / 8;
+// Of the pieces of x, a thread's c-th one; zeros beyond m and k.
+DEV void copy_x(StageCopies& copies, const Given& g, const Feed& f, u32 to, int c) {
+  const int t = threadIdx.x, first = c * THREADS;
+  const int token = t / 8 % NT, piece = t % 8, box = first / X_PIECES, more = first % X_PIECES / 8;
   const bool there = more < f.rows_left && (PADDED || box * BOX_K < f.k_left);
+  const u32 at = to + (box + t / X_PIECES) * BOX + (more + token) * 128 + ((piece ^ (token & 7)) << 4);
+  const u8* from = there ? f.x + ((u64)more * g.pitch + box * BOX_K) * X_BYTES : (const u8*)g.x;
   if (BOXES * X_PIECES % THREADS == 0 || first + t < BOXES * X_PIECES)
-    copy_16_or_zero(to + (box + t / X_PIECES) * BOX + (more + token) * 128 + ((piece ^ (token & 7)) << 4),
-                    there ? f.x + ((u64)more * g.pitch + box * BOX_K) * X_BYTES : (const u8*)g.x, there);
+    copies.start_or_zero(FIRST_X + c, at, from, there);
+  else
+    copies.skip(FIRST_X + c);
 }
 
 // The ring: stages that are read in turn.  While one is read, the one before it is filled again, a part of it in each
@@ -111,32 +121,33 @@ struct Ring {
   u32 x, w;
   Feed feed;
   u32 stage, free;
-  __device__ __forceinline__ void copy_all_w() const {
+  StageCopies copies;  // to the stage `free`
+  __device__ __forceinline__ void copy_all_w() {
 #pragma unroll
-    for (int c = 0; c < COPIES_W; c++) copy_w(feed, w + free * STAGE_W, c * THREADS);
-    copy_groups(feed, w + free * STAGE_W);
+    for (int c = 0; c < COPIES_W; c++) copy_w(copies, feed, w + free * STAGE_W, c);
+    copy_groups(copies, feed, w + free * STAGE_W);
   }
-  __device__ __forceinline__ void copy_all_x(const Given& g) const {
+  __device__ __forceinline__ void copy_all_x(const Given& g) {
 #pragma unroll
-    for (int c = 0; c < COPIES_X; c++) copy_x(g, feed, x + free * STAGE_X, c * THREADS);
-    copy_terms(g, feed.k, feed.token(g), w + STAGES * STAGE_W + free * STAGE_TERMS);
+    for (int c = 0; c < COPIES_X; c++) copy_x(copies, g, feed, x + free * STAGE_X, c);
+    copy_terms(copies, FIRST_TERM, g, feed.k, feed.token(g), w + STAGES * STAGE_W + free * STAGE_TERMS);
   }
   // Part `part` of PARTS; each a few copies.
-  __device__ __forceinline__ void copy(const Given& g, int part) const {
+  __device__ __forceinline__ void copy(const Given& g, int part) {
 #pragma unroll
     for (int c = 0; c < COPIES_W; c++)
-      if (c % PARTS == part) copy_w(feed, w + free * STAGE_W, c * THREADS);
+      if (c % PARTS == part) copy_w(copies, feed, w + free * STAGE_W, c);
 #pragma unroll
     for (int c = 0; c < COPIES_X; c++)
-      if ((c + COPIES_W) % PARTS == part) copy_x(g, feed, x + free * STAGE_X, c * THREADS);
+      if ((c + COPIES_W) % PARTS == part) copy_x(copies, g, feed, x + free * STAGE_X, c);
     if (part == PARTS - 1) {
-      copy_groups(feed, w + free * STAGE_W);
-      copy_terms(g, feed.k, feed.token(g), w + STAGES * STAGE_W + free * STAGE_TERMS);
+      copy_groups(copies, feed, w + free * STAGE_W);
+      copy_terms(copies, FIRST_TERM, g, feed.k, feed.token(g), w + STAGES * STAGE_W + free * STAGE_TERMS);
     }
   }
   // After all parts.
   __device__ __forceinline__ void close(const Given& g) {
-    copy_commit();
+    copies.finish();
     feed.next(g);
   }
   __device__ __forceinline__ void fill(const Given& g, u32 base) {

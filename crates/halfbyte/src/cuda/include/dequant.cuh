@@ -7,11 +7,7 @@
 //
 // Registers hold two halves each ("pair": the low half is the first).  NVRTC needs no header for this file.
 #pragma once
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef unsigned short u16;
-typedef unsigned char u8;
-#define DEV static __device__ __forceinline__
+#include "ptx.cuh"
 
 // One of two types.
 template <bool FIRST, class A, class B> struct Choice {
@@ -143,6 +139,7 @@ DEV float half_high(u32 v) {
 }
 DEV float bf16_low(u32 v) { return __uint_as_float(v << 16); }
 DEV float bf16_high(u32 v) { return __uint_as_float(v & 0xffff0000u); }
+#if __CUDA_ARCH__ >= 800
 DEV u32 half_pair(float low, float high) {
   u32 d;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -153,3 +150,13 @@ DEV u32 bf16_pair(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;
 }
+#else  // the same rounding: sm_75 converts one half at a time, and knows no bf16
+DEV u32 half_pair(float low, float high) {
+  u32 d;
+  asm("{\n .reg .b16 l, h;\n cvt.rn.f16.f32 l, %1;\n cvt.rn.f16.f32 h, %2;\n mov.b32 %0, {l, h};\n}"
+      : "=r"(d)
+      : "f"(low), "f"(high));
+  return d;
+}
+DEV u32 bf16_pair(float low, float high) { return bfloat_of_float(low) | u32(bfloat_of_float(high)) << 16; }
+#endif

@@ -1,4 +1,4 @@
-// What a configuration of the wNa16 GEMM from sm_80 on is made of, and what it is given.
+// What a configuration of the wNa16 GEMM by mma.sync is made of, and what it is given.
 #pragma once
 #include "grouped.cuh"
 #include "decode_codes.cuh"
@@ -65,7 +65,8 @@ struct GroupedArguments : Arguments {
   GroupedOperands grouped;
 };
 typedef Choice<GROUPED, GroupedArguments, Arguments>::Type Given;
-DEV void copy_terms(const Arguments&, int, int, u32) {}
+constexpr int COPIES_TERMS = 0;
+template <class C> DEV void copy_terms(C&, int, const Arguments&, int, int, u32) {}
 
 // Sums of the groups of a stage of x, to [groups][tokens]: a thread sums 8 columns of a token, its neighbours the
 // others of a group.  Where a group is longer than a stage, of what the stage has of it.

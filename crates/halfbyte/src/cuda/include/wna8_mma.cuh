@@ -1,4 +1,4 @@
-// What a configuration of the wNa8 GEMM from sm_80 on is made of, and what it is given.
+// What a configuration of the wNa8 GEMM by mma.sync is made of, and what it is given.
 #pragma once
 #include "ampere.cuh"
 #include "grouped.cuh"
@@ -20,12 +20,14 @@ constexpr int STEP = 128, HALVES = 1, K16 = 8;  // a stage is a unit
 // A strip of a stage is an atom.
 constexpr int STAGE_GROUPS = GROUPS, STAGE_CODES = UNIT_CODES, STAGE_ZEROS = ZEROS, STAGE_PARAMS = UNIT_PARAMS,
               STRIP_PARAMS = PARAMS, STRIP_BYTES = ATOM;
-// x has 128 bytes a token, whose 16-byte pieces are XORed with the token, and for each group of the unit terms: a
+// x has 128 bytes a token, whose 16-byte pieces are XORed with the token, and for each group of the unit terms (of
+// scales on two levels, as of rows, none: a token has one scale): a
 // scale, the sum of the codes where weights have zero points or offsets, an offset.
 constexpr int X_BYTES = 1, TERMS = 1 + FROM_ZERO + OFFSET;
 constexpr bool TERMS_BY_TOKEN = false;
 constexpr bool PADDED = true;  // rows of codes have zeros up to a multiple of 128
-constexpr int BOX = NT * 128, STAGE_X = BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES, STAGE_TERMS = GROUPS * TERMS * NT * 4;
+constexpr int BOX = NT * 128, STAGE_X = BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES,
+              STAGE_TERMS = SUM_GROUPS * TERMS * NT * 4;
 constexpr int W_PIECES = STAGE_W / 16, X_PIECES = NT * 8;  // of 16 bytes
 // Tokens that are multiplied at once, and how many times a unit has as many: a stage is filled a part in each of them.
 constexpr int WIDTH = NT < 16 ? NT : 16, PARTS = NT / WIDTH;
@@ -44,7 +46,7 @@ static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the hos
 // one of 4. The host keeps units * sharers below 2^32, all units below 2^31.
 struct Arguments {
   const u8* w;  // packed weights
-  const u8* rows_of_scales;  // GROUP 0: scales (and zero points) of the rows
+  const u8* rows_of_scales;  // GROUP 0 or FACTORS: scales (and zero points) of the rows
   const signed char* x;  // codes [m][pitch], zeros from k on, in the order of quantize_activations.cu
   const float* terms;  // [groups of x][TERMS][m_pitch]: scales, sums, offsets
   void* y;  // [m][n]
@@ -71,16 +73,17 @@ typedef Choice<GROUPED, GroupedArguments, Arguments>::Type Given;
 // The terms of a unit and the tokens of a tile: [group][term][NT], four tokens a piece.  Those of tokens that are not
 // there stay as they are.
 DEV void sum_stage(u32, u32) {}  // sums of x come with its codes
-DEV void copy_terms(const Arguments& g, int unit, int token, u32 to) {
-  constexpr int OF_TERM = NT / 4, PIECES = GROUPS * TERMS * OF_TERM;
+constexpr int OF_TERM = NT / 4, TERM_PIECES = SUM_GROUPS * TERMS * OF_TERM,
+              COPIES_TERMS = (TERM_PIECES + THREADS - 1) / THREADS;
+template <class C> DEV void copy_terms(C& copies, int place, const Arguments& g, int unit, int token, u32 to) {
 #pragma unroll
-  for (int first = 0; first < PIECES; first += THREADS) {
-    const int at = first + threadIdx.x, row = at / OF_TERM, four = token + at % OF_TERM * 4;
+  for (int c = 0; c < COPIES_TERMS; c++) {
+    const int at = c * THREADS + threadIdx.x, row = at / OF_TERM, four = token + at % OF_TERM * 4;
     // Behind the last group of x lie columns that are not there: any numbers do, their codes are zeros.
-    const u32 atom_group = unit * GROUPS + row / TERMS;
+    const u32 atom_group = unit * SUM_GROUPS + row / TERMS;
     const int group = g.ratio ? __umulhi(atom_group, g.ratio) : atom_group,
               there = group < g.groups ? group : g.groups - 1;
-    if ((PIECES % THREADS == 0 || at < PIECES) && four < g.m)
-      copy_16(to + at * 16, g.terms + ((u64)there * TERMS + row % TERMS) * g.m_pitch + four);
+    copies.start_if(place + c, to + at * 16, g.terms + ((u64)there * TERMS + row % TERMS) * g.m_pitch + four,
+                    (TERM_PIECES % THREADS == 0 || at < TERM_PIECES) && four < g.m);
   }
 }

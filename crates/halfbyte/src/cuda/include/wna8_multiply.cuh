@@ -46,8 +46,7 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
   // Of the group that a k32 step of a unit lies in.
   __device__ __forceinline__ Factors factors(int p, int k32) const {
     if constexpr (!FACTORS) return {};
-    const u32 s = load_shared(params(p) + (k32 * GROUPS / 4) * GROUP_SCALES + (lane >> 2) * 4);
-    return {s & 255, s >> 16 & 255, __byte_perm(s, 0, 0x1111), __byte_perm(s, 0, 0x3333)};
+    return factors_of(load_shared(params(p) + (k32 * GROUPS / 4) * GROUP_SCALES + (lane >> 2) * 4));
   }
   // Columns of group i of a unit that the weight has.
   __device__ __forceinline__ int there(int i) const { return min(max(columns - i * GROUP, 0), GROUP); }

@@ -37,6 +37,10 @@ template <int STEPS> DEV void decode_bytes(const u32* words, int step, u32& r, u
 struct Factors {
   u32 f, f8, b, b8;
 };
+// From a word of an atom's parameters.
+DEV Factors factors_of(u32 word) {
+  return {word & 255, word >> 16 & 255, __byte_perm(word, 0, 0x1111), __byte_perm(word, 0, 0x3333)};
+}
 // The A fragment of a k32 step.
 DEV void decode_fragment(const Codes& q, int k32, [[maybe_unused]] const Factors& w, u32 (&a)[4]) {
   if constexpr (FACTORS) {  // bytes from 0 to 255, so that none carries into the next; then less 128

@@ -1,16 +1,15 @@
 //! im2col and GEMM of bytes: for some output pixels at a time, what they see is copied into the workspace as rows of a matrix
-//! ([`crate::cuda::conv`] has the copy) and multiplied by `int8_sm90`.
+//! ([`crate::cuda::conv`] has the copy) and multiplied by `int8_sm90` or `int8_mma`.
 //!
-//! Serves what the copy engine does not bring: planes, and few channels. The padding is copied as the zero point of x, so that the
+//! Serves what neither reads from images: planes, and few channels. The padding is copied as the zero point of x, so that the
 //! product knows of none.
 
-use super::int8_sm90::Implicit;
-use super::{Call, Int8, Kernel, Problem, bytes_of};
+use super::{Call, Int8, Kernel, Layer, Problem, bytes_of, int8_mma, int8_sm90};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::conv::im2col::{self, Patches};
 use crate::cuda::dispatch::{About, Bind, Configured};
-use crate::cuda::driver::Stream;
-use crate::cuda::sources::{Arch, Instance};
+use crate::cuda::driver::{Stream, View};
+use crate::cuda::sources::Instance;
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::kernel::Reason;
@@ -20,8 +19,8 @@ const NAME: &str = "int8_im2col_gemm";
 pub(super) const KERNEL: Kernel = Kernel::with_one(
     About {
         name: NAME,
-        what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by int8_sm90",
-        serves: Arch::is_hopper,
+        what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by int8_sm90 or int8_mma",
+        serves: |arch| arch.number >= 75,
         instances: im2col::instances,
     },
     choose,
@@ -42,7 +41,11 @@ fn choose(caps: &Caps, problem: &Problem) -> Bind<Int8> {
     let product = |rows: usize| {
         let shape = Conv2dShape::new(Geometry::new(wide, g.co, [1, 1]), 1, [1, rows]);
         let shape = shape.map_err(|why| Reason(why.to_string()))?;
-        Implicit::of(caps, &Problem { shape, layouts: [Layout2d::Nhwc; 2], ..*problem })
+        let problem = Problem { shape, layouts: [Layout2d::Nhwc; 2], ..*problem };
+        Ok(match caps.arch.is_hopper() {
+            true => Product::Sm90(int8_sm90::Implicit::of(caps, &problem)?),
+            false => Product::Mma(int8_mma::Implicit::of(caps, &problem)?),
+        })
     };
     let mut sizes: Vec<usize> = patches.slabs().map(|pixels| pixels.len()).collect();
     sizes.dedup();
@@ -50,21 +53,55 @@ fn choose(caps: &Caps, problem: &Problem) -> Bind<Int8> {
     Ok(Box::new(Slabs { patches, products }))
 }
 
+/// What multiplies patches.
+enum Product {
+    Sm90(int8_sm90::Implicit),
+    Mma(int8_mma::Implicit),
+}
+
+impl Product {
+    /// Rows of patches.
+    fn pixels(&self) -> usize {
+        match self {
+            Self::Sm90(product) => product.pixels(),
+            Self::Mma(product) => product.pixels(),
+        }
+    }
+
+    fn configured(&self) -> &dyn Configured<Int8> {
+        match self {
+            Self::Sm90(product) => product,
+            Self::Mma(product) => product,
+        }
+    }
+
+    fn multiply(&self, gpu: &Gpu, stream: &Stream, layer: &Layer, x: View<'_, u8>, y: u64) -> Result<()> {
+        match self {
+            Self::Sm90(product) => product.multiply(gpu, stream, layer, x, y),
+            Self::Mma(product) => product.multiply(gpu, stream, layer, x, y),
+        }
+    }
+}
+
 /// Slabs of patches, each multiplied when it is there.
 struct Slabs {
     patches: Patches,
     /// Of whole slabs, and of the last if it is smaller.
-    products: Vec<Implicit>,
+    products: Vec<Product>,
 }
 
 impl Configured<Int8> for Slabs {
     fn text(&self) -> String {
-        let products = self.products.iter().map(|product| format!(", {} × {}", product.pixels(), product.text()));
+        let products =
+            self.products.iter().map(|product| format!(", {} × {}", product.pixels(), product.configured().text()));
         format!("{} slabs of patches{}", self.patches.slabs().count(), products.collect::<String>())
     }
 
     fn instances(&self) -> Vec<Instance> {
-        im2col::instances().into_iter().chain(self.products.iter().map(Implicit::instance)).collect()
+        im2col::instances()
+            .into_iter()
+            .chain(self.products.iter().flat_map(|product| product.configured().instances()))
+            .collect()
     }
 
     fn workspace_bytes(&self) -> usize {

@@ -9,12 +9,14 @@
 //! |---|---|---|
 //! | `int8_direct_sm90` | sm_90a | the same of stride 1 and one group, wherever a multiprocessor holds all channels of what it sees; of stride 2 up to 4 channels |
 //! | `int8_sm90` | sm_90a | bytes to bytes in nhwc, weights without zero points, channels of a group a multiple of 64 |
-//! | `int8_im2col_gemm` | sm_90a | bytes to bytes, y in nhwc, one group: slabs of patches, each a product by `int8_sm90` |
+//! | `int8_im2col_gemm` | all from sm_75 on | bytes to bytes, y in nhwc, one group: slabs of patches, each a product by `int8_sm90` or `int8_mma` |
+//! | `int8_mma` | all from sm_75 on | bytes to bytes in nhwc, weights without zero points, channels of a group a multiple of 16 |
 //! | `int8_simt` | all from sm_75 on | everything |
 
 #[doc(hidden)]
 pub mod int8_direct_sm90;
 mod int8_im2col_gemm;
+mod int8_mma;
 mod int8_simt;
 #[doc(hidden)]
 pub mod int8_sm90;
@@ -68,7 +70,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// That it is one of those for which Hopper's tensor cores have kernels, or why not.
+    /// That it is one of those for which tensor cores have kernels, or why not.
     fn is_bytes_in_nhwc(&self) -> std::result::Result<(), Reason> {
         let refuse = |why: &str| Err(Reason(why.into()));
         match self {
@@ -140,7 +142,7 @@ pub const KERNELS: &[Kernel] = Int8::KERNELS;
 impl Operation for Int8 {
     const NAME: &'static str = OP;
     const KERNELS: &'static [Kernel] =
-        &[int8_direct_sm90::KERNEL, int8_sm90::KERNEL, int8_im2col_gemm::KERNEL, int8_simt::KERNEL];
+        &[int8_direct_sm90::KERNEL, int8_sm90::KERNEL, int8_mma::KERNEL, int8_im2col_gemm::KERNEL, int8_simt::KERNEL];
 
     type Problem = Problem;
     type Call<'a> = Call<'a>;

@@ -11,7 +11,7 @@
 #include "floats.cuh"
 #include "multiples.cuh"
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 256, BLOCKS = __CUDA_ARCH__ < 800 ? 4 : 5;  // of a block; of a multiprocessor
 
 // Where rows go, as in dequantize.rs. The first row is a multiple of 64.
 struct Output {
@@ -127,7 +127,7 @@ template <FloatType OUT> DEV float rounded(const Terms& t, bool offset, float co
 
 // FIELD: bits of a code's place in a word. A block has 64 rows and 256 bytes of each.
 template <int FIELD, FloatType OUT>
-__global__ void __launch_bounds__(THREADS, 5) dequantize_plain(const Output out, const Plain p) {
+__global__ void __launch_bounds__(THREADS, BLOCKS) dequantize_plain(const Output out, const Plain p) {
   typedef typename Stored<OUT>::type T;
   constexpr int ROWS = 64, COLUMNS = 256 / sizeof(T), PITCH = COLUMNS + 16 / sizeof(T), APART = THREADS / ROWS;
   constexpr int PER_WORD = 32 / FIELD, WORDS = COLUMNS / PER_WORD / APART;
@@ -313,7 +313,7 @@ template <u32 MIDDLE> DEV PairTerms pair_terms(const Wna16& p, Places from, u32 
 // each; or, where columns were SORTED, rows R and R + 8 and a window of columns: it looks at all and takes those that
 // belong there. Shared memory: rows of the window and 16 bytes each.
 template <int BITS, FloatType OUT, bool SORTED, Kinds KINDS>
-__global__ void __launch_bounds__(THREADS, SORTED || KINDS != NUMBERS || BITS == 3 || BITS == 5 ? 4 : 5)
+__global__ void __launch_bounds__(THREADS, SORTED || KINDS != NUMBERS || BITS == 3 || BITS == 5 ? 4 : BLOCKS)
     dequantize_wna16(const Output out, const Wna16 p) {
   typedef typename Stored<OUT>::type T;
   constexpr int CODE = BITS <= 4 ? 4 : 8;

@@ -39,9 +39,9 @@ pub(super) const WNA16: Kernel = Kernel {
     what: "weights to floats in the workspace, then cuBLASLt",
     packs: false,
     batch_invariant: false,
-    serves: |arch| arch.number >= 80,
-    instances: || dequantize::wna16_instances().into_iter().chain([finish::instance()]).collect(),
-    every_instance: |format, [x, _]| every_instance(format, x, wna16::LAYOUT),
+    serves: |arch| arch.number >= 75,
+    instances: |_| dequantize::wna16_instances().into_iter().chain([finish::instance()]).collect(),
+    every_instance: |_, format, [x, _]| every_instance(format, x, wna16::LAYOUT),
     choose: |caps, problem, _| choose(caps, problem, wna16::LAYOUT),
     candidates: |caps, problem| choose(caps, problem, wna16::LAYOUT).map(|_| Vec::new()),
     rows_form: |_| None,
@@ -54,8 +54,8 @@ pub(super) const WNA16: Kernel = Kernel {
 /// Of weights in the plain layout.
 pub(super) const PLAIN: Kernel = Kernel {
     layout: simt::LAYOUT,
-    instances: || dequantize::plain_instances().into_iter().chain([finish::instance()]).collect(),
-    every_instance: |format, [x, _]| every_instance(format, x, simt::LAYOUT),
+    instances: |_| dequantize::plain_instances().into_iter().chain([finish::instance()]).collect(),
+    every_instance: |_, format, [x, _]| every_instance(format, x, simt::LAYOUT),
     choose: |caps, problem, _| choose(caps, problem, simt::LAYOUT),
     candidates: |caps, problem| choose(caps, problem, simt::LAYOUT).map(|_| Vec::new()),
     holds: simt::KERNEL.holds,
@@ -80,7 +80,7 @@ const ALIGNMENT: usize = 256;
 const LEAST_COLUMNS: usize = 256;
 
 /// Rows from which on it is faster than `wna16_mma`: with (21504, 14336) that takes 1.6 µs a row, the floor 300 and 0.77 a row.
-const MOST_ROWS_OF_SM80: usize = 384;
+const MOST_ROWS_OF_MMA: usize = 384;
 
 /// What weights are made floats by, and what comes after the product of cuBLASLt.
 fn every_instance(format: Format, x: Float, layout: &str) -> Vec<Instance> {
@@ -148,8 +148,8 @@ pub fn pays(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
             Some(_) => Ok(()),
         };
     }
-    if problem.m < MOST_ROWS_OF_SM80 && wna16_mma::KERNEL.supports(caps, problem).is_ok() {
-        return Err(Reason(format!("is faster than wna16_mma from {MOST_ROWS_OF_SM80} rows on")));
+    if problem.m < MOST_ROWS_OF_MMA && wna16_mma::KERNEL.supports(caps, problem).is_ok() {
+        return Err(Reason(format!("is faster than wna16_mma from {MOST_ROWS_OF_MMA} rows on")));
     }
     Ok(())
 }
@@ -191,6 +191,9 @@ fn computes(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
     }
     if !caps.cublaslt {
         return refuse("cuBLASLt was not found".into());
+    }
+    if x != Float::F32 && !caps.arch.multiplies(x) {
+        return refuse(format!("multiplies x in f16 or f32 on {}; x is {x}", caps.arch));
     }
     if x != Float::F32 && y.unit_roundoff() < x.unit_roundoff() && !caps.rounded_weights {
         return refuse(format!("rounds weights to {x}, which a result in {y} does not allow"));

@@ -30,7 +30,7 @@ use crate::cuda::sources::{Arch, Instance};
 use crate::cuda::tiled::{self, Form, Tile};
 use crate::error::Result;
 use crate::format::{Format, Zero};
-use crate::kernel::{Activation, Problem};
+use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use chosen::{Chosen, Places};
@@ -77,8 +77,8 @@ pub(super) trait Gemm: Sized + 'static {
     /// Whether a configuration may be asked for.
     fn allows(form: &Form, config: Self::Config, caps: &Caps) -> bool;
 
-    /// Every configuration that some shape on some device takes.
-    fn every_config(form: &Form) -> Vec<Self::Config>;
+    /// Every configuration that some shape takes on some device that runs code for a processor.
+    fn every_config(form: &Form, arch: Arch) -> Vec<Self::Config>;
 
     /// Rows of the tiles that products with several weights may have, the smallest first.
     fn grouped_tiles(form: &Form) -> Vec<usize>;
@@ -117,7 +117,7 @@ given!(wna16_mma::Wna16Mma, wna16_sm90::Wna16Sm90, wna8_mma::Wna8Mma, wna8_sm90:
 pub(super) const fn row<T: Gemm>(
     what: &'static str,
     serves: fn(Arch) -> bool,
-    instances: fn() -> Vec<Instance>,
+    instances: fn(Arch) -> Vec<Instance>,
 ) -> Kernel {
     Kernel {
         name: T::NAME,
@@ -168,8 +168,22 @@ fn plan<T: Gemm>(
     (config, T::schedule(form, (config, batch_invariant), shape, caps))
 }
 
-fn choose<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool) -> Answer<Configuration> {
+/// Whether a kernel has products for x of a type on a processor: it quantises x, or tensor cores multiply such halves.
+fn multiplies<T: Gemm>(arch: Arch, x: Float) -> bool {
+    T::QUANTIZES || arch.multiplies(x)
+}
+
+/// The form of a problem on a device, or why there is none.
+pub(super) fn form_on<T: Gemm>(caps: &Caps, problem: &Problem) -> Answer<Form> {
     let form = T::form(caps.atom, problem)?;
+    match multiplies::<T>(caps.arch, problem.x) {
+        true => Ok(form),
+        false => Err(Reason(format!("multiplies x in f16 on {}; x is {}", caps.arch, problem.x))),
+    }
+}
+
+fn choose<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool) -> Answer<Configuration> {
+    let form = form_on::<T>(caps, problem)?;
     // Whether rows may depend on each other is a matter of calls: a kernel serves both, or neither.
     let of = |invariant: bool| {
         let plan = plan::<T>(caps, &form, problem, at_once::<T>(problem.m, invariant), invariant, None);
@@ -182,7 +196,7 @@ fn choose<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool) -> Ans
 }
 
 fn candidates<T: Gemm>(caps: &Caps, problem: &Problem) -> Answer<Vec<Configuration>> {
-    let form = T::form(caps.atom, problem)?;
+    let form = form_on::<T>(caps, problem)?;
     let all = T::candidates(&form, problem.m, caps).into_iter();
     let covered = all.filter(|&config| covers::<T>(caps, &form, problem, config, false));
     let given = |config| Configuration::new(Chosen::<T> { config, given: true, held: caps.atom, gate: caps.gate });
@@ -214,9 +228,12 @@ fn forms<T: Gemm>(format: Format, [x, y]: [Float; 2]) -> impl Iterator<Item = Fo
     many.into_iter().chain(one).chain(held)
 }
 
-fn every_instance<T: Gemm>(format: Format, types: [Float; 2]) -> Vec<Instance> {
+fn every_instance<T: Gemm>(arch: Arch, format: Format, types: [Float; 2]) -> Vec<Instance> {
+    if !multiplies::<T>(arch, types[0]) {
+        return Vec::new();
+    }
     let of = |form: Form| {
-        let all = T::every_config(&form).into_iter();
+        let all = T::every_config(&form, arch).into_iter();
         all.map(move |config| config.instance(&form, Activation::None))
     };
     let before = if T::QUANTIZES { quantize_activations::instances() } else { vec![gather::instance()] };

@@ -10,7 +10,7 @@
 //! [`super::Packer::pack_gated`] has packed leave `f(gate) · other` of each pair of outputs, in the type of x; others leave sums
 //! in f32.
 
-use super::gemm::{Gemm, Operands, Placed, X};
+use super::gemm::{self, Gemm, Operands, Placed, X};
 use super::kernel::Answer;
 use super::quantize_activations;
 use super::wna16::Weights;
@@ -80,7 +80,7 @@ pub struct GroupedCall<'a> {
 /// What follows from the first kernel that serves a problem on a device, and from its form there; or from why none does.
 macro_rules! first_kernel {
     ($caps:expr, $problem:expr, $kernel:ident, $form:ident, $then:expr, $else:expr) => {{
-        let mut why = Reason("takes sm_80".into());
+        let mut why = Reason("takes sm_75".into());
         first_kernel!(@of why, $caps, $problem, $kernel, $form, $then, wna16_sm90::Wna16Sm90);
         first_kernel!(@of why, $caps, $problem, $kernel, $form, $then, wna16_mma::Wna16Mma);
         first_kernel!(@of why, $caps, $problem, $kernel, $form, $then, wna8_sm90::Wna8Sm90);
@@ -90,7 +90,7 @@ macro_rules! first_kernel {
     (@of $why:ident, $caps:expr, $problem:expr, $kernel:ident, $form:ident, $then:expr, $module:ident::$of:ident) => {
         if ($module::KERNEL.serves)($caps.arch) {
             type $kernel = $module::$of;
-            match $kernel::form($caps.atom, $problem) {
+            match gemm::form_on::<$kernel>($caps, $problem) {
                 Ok($form) => return $then,
                 Err(reason) => $why = reason,
             }

@@ -32,11 +32,11 @@ pub struct Kernel {
     pub batch_invariant: bool,
     /// Whether it is written for a processor.
     pub serves: fn(Arch) -> bool,
-    /// Enough of its instances that nothing in its sources is left out: what tests compile.
-    pub instances: fn() -> Vec<Instance>,
+    /// Enough of its instances for a processor that nothing in its sources is left out: what tests compile.
+    pub instances: fn(Arch) -> Vec<Instance>,
     /// Every instance that a product with weights of a format, x and y of these types, and no activation is computed by, with
     /// whatever sizes on whatever device of those that it is written for.
-    pub every_instance: fn(Format, [Float; 2]) -> Vec<Instance>,
+    pub every_instance: fn(Arch, Format, [Float; 2]) -> Vec<Instance>,
     /// The configuration for a problem, whose rows depend on each other or not; why there is none.
     pub(super) choose: fn(&Caps, &Problem, bool) -> Answer<Configuration>,
     /// Configurations worth measuring.

@@ -114,7 +114,7 @@ impl Room {
 impl LlmInt8 {
     /// Puts codes `[n, k]` with scales `[n]` on the device.
     ///
-    /// *Errors:* a length that does not fit, a processor before sm_80, no column or more than 65536, memory that is short.
+    /// *Errors:* a length that does not fit, a processor before sm_75, no column or more than 65536, memory that is short.
     pub fn new(gpu: &Gpu, stream: &Stream, codes: &[i8], [n, k]: [usize; 2], scales: &[f32]) -> Result<Self> {
         if scales.len() != n || n.checked_mul(k) != Some(codes.len()) {
             let expected = format!("{n} × {k} codes and {n} scales");
@@ -132,7 +132,7 @@ impl LlmInt8 {
         let packed = pack(gpu, stream, &weight, Act::A8, Float::F16)?;
         if rows_form(&gpu.caps(), &packed, 1).is_none() {
             let got = format!("a weight of {n} × {k} on sm_{}", gpu.caps().arch.number);
-            return Err(Error::invalid(OP, "1 to 65536 columns and a processor from sm_80 on", got));
+            return Err(Error::invalid(OP, "1 to 65536 columns and a processor from sm_75 on", got));
         }
         let mut columns = vec![0i8; codes.len()];
         for (i, row) in codes.chunks_exact(k).enumerate() {

@@ -6,11 +6,11 @@
 //!
 //! | kernel | processors | formats |
 //! |---|---|---|
-//! | `dequantize_cublaslt` | all from sm_80 on | all with exact activations: reads the layouts of the others, where it is faster |
+//! | `dequantize_cublaslt` | all from sm_75 on | all with exact activations: reads the layouts of the others, where it is faster |
 //! | `wna16_sm90` | sm_90a | 2, 3, 4 and 8 bits, groups of a multiple of 16 or whole rows, zero points, offsets, x half |
-//! | `wna16_mma` | all from sm_80 on | the same, x half of either type |
+//! | `wna16_mma` | all from sm_75 on | the same, x half of either type, before sm_80 f16 |
 //! | `wna8_sm90` | sm_90a | the same with quantised activations |
-//! | `wna8_mma` | all from sm_80 on | the same |
+//! | `wna8_mma` | all from sm_75 on | the same |
 //! | `simt` | all from sm_75 on | all |
 
 #[doc(hidden)]
@@ -229,7 +229,7 @@ pub fn every_instance(arch: Arch, format: Format) -> Vec<Instance> {
     let types = |x: Float| [[x, x], [x, Float::F32]];
     let types = move || [Float::F16, Float::BF16, Float::F32].into_iter().flat_map(types);
     let mut all: Vec<_> =
-        served.flat_map(|kernel| types().flat_map(|types| (kernel.every_instance)(format, types))).collect();
+        served.flat_map(|kernel| types().flat_map(|types| (kernel.every_instance)(arch, format, types))).collect();
     all.sort_by_cached_key(Instance::to_string);
     all.dedup_by_key(|instance| instance.to_string());
     all

@@ -30,11 +30,11 @@ pub(super) const KERNEL: Kernel = Kernel {
     packs: true,
     batch_invariant: true,
     serves: |arch| arch.number >= 75,
-    instances: || {
+    instances: |_| {
         let before = [Act::A8, Act::A8Asym].map(round_activations::instance);
         FIELDS.into_iter().flat_map(of_field).chain(before).collect()
     },
-    every_instance: |format, _| {
+    every_instance: |_, format, _| {
         let before = format.act.is_quantized().then(|| round_activations::instance(format.act));
         of_field(field_bits(format.weight.bits)).into_iter().chain(before).collect()
     },

@@ -1,5 +1,5 @@
-// wNa16 GEMM from sm_80 on: y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]), 4- or 8-bit weights, x
-// fp16 or bf16, fp32 sums; cp.async, mma.sync, stream-K.
+// wNa16 GEMM by mma.sync, from sm_75 on: y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]), weights of 2
+// to 8 bits, x fp16 or (from sm_80 on) bf16, fp32 sums; cp.async, stream-K.
 //
 // The product is computed transposed: rows of W are the A operand of mma.sync m16n8k16, tokens its N.
 // include/weight_atom.cuh draws the packed weights, wna16_mma.cuh names what is configured.
@@ -157,7 +157,6 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
     r.open();
 #pragma unroll
     for (int part = 0; part < PARTS; part++) r.copy(g, part);
-    r.close(g);
   };
   auto load = [&]() {
 #pragma unroll
@@ -202,6 +201,7 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
     }
     if (++pair == K16 / 2) {
       pair = 0;
+      r.close(g);
       if (left > 1) open();
     }
     if (left > 1) load();

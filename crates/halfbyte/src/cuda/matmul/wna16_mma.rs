@@ -1,8 +1,9 @@
-//! GEMM of 4- and 8-bit weights with half floats (w4a16, w8a16) on every processor from sm_80 on: launches of `wna16_mma.cu`.
+//! GEMM of 4- and 8-bit weights with half floats (w4a16, w8a16) on every processor from sm_75 on: launches of `wna16_mma.cu`.
 //!
 //! Weights are converted in registers and multiplied by `mma.sync`; `cp.async` brings x and weights; tiles are cut into pieces
 //! (split-K) or among all blocks (stream-K). Codes are multiplied as exact integers, and scales multiply the sums of their groups:
-//! weights are never rounded, and x may be of another type than the scales.
+//! weights are never rounded, and x may be of another type than the scales: before sm_80 f16, which is all that tensor cores multiply
+//! there.
 
 pub mod config;
 
@@ -28,16 +29,15 @@ static SOURCE: Source = Source {
 
 pub(super) const KERNEL: Kernel = gemm::row::<Wna16Mma>(
     "mma.sync on weights converted in registers, copies by cp.async",
-    |arch| arch.number >= 80,
+    |arch| arch.number >= 75,
     instances,
 );
 
-/// Shared memory that a block may have: on the processors of graphics cards, on sm_80, and on those of data centres since.
-const SHARED_BYTES: [u32; 3] = [101_376, 166_912, 232_448];
-
-/// A device of each kind, as far as configurations depend on it.
-pub(super) fn every_device() -> impl Iterator<Item = Caps> {
-    SHARED_BYTES.into_iter().map(|shared_bytes| Caps { shared_bytes, ..Caps::of_arch(Arch::of([8, 0])) })
+/// A device of each kind, as far as configurations depend on it, that code for a processor may be chosen for: of sm_75 by itself; of
+/// all others those with the shared memory of graphics cards, of sm_80, and of data centres since. That with the least comes first.
+pub(super) fn devices(arch: Arch) -> Vec<Caps> {
+    let numbers: &[u32] = if arch.number < 80 { &[75] } else { &[86, 80, 90] };
+    numbers.iter().map(|&number| Caps::of_arch(Arch { number, specific: false, ptx: false })).collect()
 }
 
 /// Every configuration for a form of atoms on a device.
@@ -49,9 +49,9 @@ fn instances_on(caps: &Caps, atom: Atom, [x, out]: [Float; 2], activation: Activ
 }
 
 /// Every configuration for the commonest format, and for the others' forms of conversion with the least shared memory.
-fn instances() -> Vec<Instance> {
-    let atom = Atom::W4_G128;
-    let all = every_device().flat_map(|caps| instances_on(&caps, atom, [Float::F16; 2], Activation::None));
+fn instances(arch: Arch) -> Vec<Instance> {
+    let (atom, devices) = (Atom::W4_G128, devices(arch));
+    let all = devices.iter().flat_map(|caps| instances_on(caps, atom, [Float::F16; 2], Activation::None));
     let wide = Atom { scale: Float::F32, ..atom };
     let others = [
         (Atom { scale: Float::BF16, ..atom }, [Float::BF16; 2], Activation::Silu),
@@ -85,15 +85,18 @@ fn instances() -> Vec<Instance> {
         (Atom { bits: 2, zero: true, ..atom }, [Float::BF16; 2], Activation::None),
         (Atom { bits: 3, group: 32, ..atom }, [Float::F16; 2], Activation::None),
     ];
-    let least = every_device().take(1);
-    let few = least.flat_map(|caps| others.map(|(atom, types, act)| instances_on(&caps, atom, types, act)));
+    let least = devices.iter().take(1);
+    // Where tensor cores do not multiply bf16, x is f16.
+    let types_on = |[x, y]: [Float; 2]| [if arch.multiplies(x) { x } else { Float::F16 }, y];
+    let few =
+        least.clone().flat_map(|caps| others.map(|(atom, types, act)| instances_on(caps, atom, types_on(types), act)));
 
     let forms = [
         Form::floats(atom, Float::F16),
         Form::floats(Atom { bits: 8, zero: true, group: 32, ..atom }, Float::F32),
         Form::floats(Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F16),
     ];
-    let grouped = every_device().take(1).flat_map(|caps| grouped::samples::<Wna16Mma>(&caps, &forms));
+    let grouped = least.flat_map(|caps| grouped::samples::<Wna16Mma>(caps, &forms));
 
     let mut all: Vec<_> = all.chain(few.flatten()).chain(grouped).collect();
     all.sort_by_cached_key(Instance::to_string);
@@ -141,8 +144,8 @@ impl Gemm for Wna16Mma {
         config::all(form.atom, form.out, caps).contains(&config)
     }
 
-    fn every_config(form: &Form) -> Vec<Config> {
-        every_device().flat_map(|caps| config::all(form.atom, form.out, &caps)).collect()
+    fn every_config(form: &Form, arch: Arch) -> Vec<Config> {
+        devices(arch).iter().flat_map(|caps| config::all(form.atom, form.out, caps)).collect()
     }
 
     fn grouped_tiles(_: &Form) -> Vec<usize> {

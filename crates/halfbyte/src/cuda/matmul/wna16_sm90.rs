@@ -21,7 +21,7 @@ use crate::cuda::Caps;
 use crate::cuda::driver::{Promotion, Swizzle, TensorMap, Tiles};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::tiled::{Form, Tile};
 use crate::error::Result;
 use crate::kernel::{Activation, Problem, Reason};
@@ -42,7 +42,7 @@ pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm90>(
 );
 
 /// Every configuration for the commonest format, and the others' forms of conversion.
-fn instances() -> Vec<Instance> {
+fn instances(_: Arch) -> Vec<Instance> {
     let atom = Atom::W4_G128;
     let all = config::all(atom, Float::F16)
         .into_iter()
@@ -146,7 +146,7 @@ impl Gemm for Wna16Sm90 {
         compiles(config, form.atom, form.out) || config::every(form.atom, form.out).contains(&config)
     }
 
-    fn every_config(form: &Form) -> Vec<Config> {
+    fn every_config(form: &Form, _: Arch) -> Vec<Config> {
         config::every(form.atom, form.out)
     }
 

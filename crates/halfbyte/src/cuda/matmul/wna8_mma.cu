@@ -1,34 +1,42 @@
-// wNa8 GEMM from sm_80 on: y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]), where x is codes of 8 bits
-// with a scale (and an offset) for each token and group: 4- or 8-bit weights, integer products, sums of a group
-// promoted to fp32; cp.async, mma.sync, stream-K.
+// wNa8 GEMM by mma.sync, from sm_75 on: y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]), where x is
+// codes of 8 bits with a scale (and an offset) for each token and group: weights of 2 to 8 bits, integer products, sums
+// of a group promoted to fp32; cp.async, stream-K.
 //
 // As in wna16_mma.cu the product is computed transposed, over units of one tile x 128 k, out of a ring that all
 // threads keep full; weights and codes are those of wna8_sm90.cu, and so is what becomes of the integers.
-//   for each group of a unit (GROUP 0: the unit):
+//   for each group of a unit (GROUP 0 or scales on two levels: the unit):
 //     words of W -> bytes in registers, the A fragments of mma.sync m16n8k32 for all k of the group
 //     for each part of 16 tokens:
 //       codes of x by ldmatrix; integers of the group from nothing, promoted at once:
 //           sum += sx (s (acc - z X) + o X) + ox (s S + o length)
 // Tokens come inside k, so that the integers are those of one part and not of all tokens.
-//   GROUP 0: integers of a whole piece of k stay in registers and are promoted once.
+//   Where a row has one scale, alone or above factors of groups, which make bytes of codes: integers of a whole piece
+//   of k stay in registers and are promoted once.
 // Integers are exact; fp32 sums are in one order, so where tiles are cut alone decides their bits.
 #include "wna8_mma.cuh"
 #include "cp_async_ring.cuh"
 #include "wna8_promote.cuh"
 
-constexpr int RUN = GROUP ? GROUP : 128, K32 = RUN / 32,
+constexpr int RUN = SUM_GROUP ? SUM_GROUP : 128, K32 = RUN / 32,
               RUNS = 128 / RUN;  // columns multiplied in one run, steps of it, runs of a unit
 constexpr bool AHEAD =
-    FIELD == 4 && GROUP != 0 && NT >= 64;  // words of the next run are loaded before the last products of this one
+    FIELD == 4 && SUM_GROUP != 0 && NT >= 64;  // words of the next run are loaded before the last products of this one
 
 // Of a run and a strip: a lane's words, and the A fragments that they become.
 typedef u32 Words[words_of(2 * K32)];
 typedef u32 Fragments[K32][4];
-DEV void decode_words(Fragments& a, const Words& q) {
+template <class W>
+DEV void decode_words(Fragments& a, const W& q, [[maybe_unused]] const Warp& warp, [[maybe_unused]] u32 stage,
+                      [[maybe_unused]] int p) {
 #pragma unroll
   for (int j = 0; j < K32; j++) {
-    decode_bytes<2 * K32>(q, 2 * j, a[j][0], a[j][1]);
-    decode_bytes<2 * K32>(q, 2 * j + 1, a[j][2], a[j][3]);
+    if constexpr (FACTORS) {
+      const u32 params = warp.params + stage * STAGE_W + p * STRIP_BYTES;
+      decode_fragment(q, j, factors_of(load_shared(params + (j * GROUPS / 4) * GROUP_SCALES + warp.pair * 4)), a[j]);
+    } else {
+      decode_bytes<2 * K32>(q, 2 * j, a[j][0], a[j][1]);
+      decode_bytes<2 * K32>(q, 2 * j + 1, a[j][2], a[j][3]);
+    }
   }
 }
 // The B fragments of a run and WIDTH tokens.
@@ -59,7 +67,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
                   int warp_of_block, int lane) {
   int left = sc.kend - sc.k;
   [[maybe_unused]] int columns = g.k - sc.k * 128;  // of the weight, from the current unit on
-  int acc[STRIPS][GROUP ? WIDTH / 2 : NT / 2];
+  int acc[STRIPS][SUM_GROUP ? WIDTH / 2 : NT / 2];
   ByteSums bytes[STRIPS];
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
@@ -67,7 +75,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
 #pragma unroll
     for (int i = 0; i < NT / 2; i++) sum[p][i] = 0.f;
 #pragma unroll
-    for (int i = 0; i < (GROUP ? WIDTH : NT) / 2; i++) acc[p][i] = GROUP ? MAGIC_BITS : 0;
+    for (int i = 0; i < (SUM_GROUP ? WIDTH : NT) / 2; i++) acc[p][i] = SUM_GROUP ? MAGIC_BITS : 0;
   }
   int run = 0;
   Words ahead[STRIPS];
@@ -85,23 +93,23 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
       if constexpr (AHEAD)
-        decode_words(a[p], ahead[p]);
+        decode_words(a[p], ahead[p], warp, r.stage, p);
       else {
         Words q;
         warp.load_steps<2 * K32>(q, r.stage, p, run * (2 * K32));
-        decode_words(a[p], q);
+        decode_words(a[p], q, warp, r.stage, p);
       }
     }
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
-      if constexpr (GROUP != 0) {
+      if constexpr (SUM_GROUP != 0) {
         rows[p] = load_group(warp, r.stage, p, run);
         bytes[p] = {0, 0};
       }
       if constexpr (OFFSET) {
 #pragma unroll
         for (int j = 0; j < K32; j++) bytes[p].add(a[p][j], columns - 32 * j, lane);
-        if constexpr (GROUP != 0) bytes[p].scaled(rows[p], min(max(columns, 0), GROUP));
+        if constexpr (SUM_GROUP != 0) bytes[p].scaled(rows[p], min(max(columns, 0), GROUP));
       }
     }
     const u32 terms = r.w + STAGES * STAGE_W + r.stage * STAGE_TERMS + run * (TERMS * NT * 4);
@@ -111,7 +119,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
       load_columns(b, warp, r.stage, run, i);
       if (RUNS == 1 || run == 0) r.copy(g, i);
       TokenTerms x[WIDTH / 8];  // loaded before the products, which hide how long that takes
-      if constexpr (GROUP != 0)
+      if constexpr (SUM_GROUP != 0)
 #pragma unroll
         for (int e = 0; e < WIDTH / 8; e++) x[e] = token_terms(terms, i * (WIDTH / 8) + e, lane & 3);
       if (i == PARTS - 1) {
@@ -127,15 +135,16 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
         for (int e = 0; e < WIDTH / 8; e++)
 #pragma unroll
           for (int p = 0; p < STRIPS; p++)
-            mma_sync_int8<FROM_ZERO>(acc[p] + (GROUP ? 0 : i * (WIDTH / 2)) + 4 * e, a[p][j], b[j][e][0], b[j][e][1]);
-      if constexpr (GROUP != 0)
+            mma_sync_int8<FROM_ZERO>(acc[p] + (SUM_GROUP ? 0 : i * (WIDTH / 2)) + 4 * e, a[p][j], b[j][e][0],
+                                     b[j][e][1]);
+      if constexpr (SUM_GROUP != 0)
 #pragma unroll
         for (int e = 0; e < WIDTH / 8; e++)
 #pragma unroll
           for (int p = 0; p < STRIPS; p++) promote_block(sum[p] + i * (WIDTH / 2) + 4 * e, acc[p], e, rows[p], x[e]);
     }
   }
-  if constexpr (GROUP == 0) {
+  if constexpr (SUM_GROUP == 0) {
     const Place at = place(g, sc.tile);
     const int strip = at.row * TILE_STRIPS + (warp_of_block >> 2) * STRIPS,
               of_piece = min((sc.kend - sc.k) * 128, g.k - sc.k * 128);

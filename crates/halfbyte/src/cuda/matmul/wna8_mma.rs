@@ -1,4 +1,4 @@
-//! GEMM of 4- and 8-bit weights with quantised activations (w4a8, w8a8) on every processor from sm_80 on: launches of
+//! GEMM of 4- and 8-bit weights with quantised activations (w4a8, w8a8) on every processor from sm_75 on: launches of
 //! `wna8_mma.cu`.
 //!
 //! One kernel quantises x, as for [`wna8_sm90`](super::wna8_sm90), the next one multiplies bytes by integer `mma.sync`, which
@@ -13,13 +13,13 @@ use super::kernel::{Answer, Kernel};
 use super::quantize_activations;
 use super::wna8::{self, Terms};
 use super::wna16::Weights;
-use super::wna16_mma::every_device;
+use super::wna16_mma::devices;
 use crate::cuda::Caps;
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::tiled::{Form, Tile};
-use crate::kernel::{Activation, Problem, Reason};
+use crate::kernel::{Activation, Problem};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use config::Config;
@@ -32,18 +32,18 @@ static SOURCE: Source = Source {
 
 pub(super) const KERNEL: Kernel = gemm::row::<Wna8Mma>(
     "x quantised on the fly, integer mma.sync on bytes of weights, copies by cp.async",
-    |arch| arch.number >= 80,
+    |arch| arch.number >= 75,
     instances,
 );
 
 /// Every configuration for the commonest formats, and for the other forms of conversion with the least shared memory.
-fn instances() -> Vec<Instance> {
+fn instances(arch: Arch) -> Vec<Instance> {
     let of = |caps: &Caps, atom, terms, out, activation| {
         let all = config::all(atom, terms, out, caps).into_iter();
         all.map(move |config| config.instance(&Form::codes(atom, terms, out), activation)).collect::<Vec<_>>()
     };
-    let devices: Vec<Caps> = every_device().collect();
-    let [least, .., most] = devices.as_slice() else { return Vec::new() };
+    let devices = devices(arch);
+    let (Some(least), Some(most)) = (devices.first(), devices.last()) else { return Vec::new() };
     let atom = Atom::W4_G128;
     let plain = Terms { sums: false, offsets: false, pixels: false };
     let common =
@@ -60,6 +60,13 @@ fn instances() -> Vec<Instance> {
         ),
         (Atom { zero: true, group: 32, ..atom }, all, Float::F32, Activation::GeluTanh),
         (Atom { bits: 8, zero: true, ..atom }, all, Float::F16, Activation::None),
+        (Atom { factors: true, ..atom }, plain, Float::F16, Activation::None),
+        (
+            Atom { factors: true, group: 32, scale: Float::BF16, ..atom },
+            Terms { offsets: true, ..plain },
+            Float::F32,
+            Activation::None,
+        ),
         (Atom { bits: 2, group: 32, ..atom }, plain, Float::F16, Activation::None),
         (Atom { bits: 3, zero: true, ..atom }, all, Float::F32, Activation::None),
         (
@@ -100,11 +107,7 @@ impl Gemm for Wna8Mma {
     type Grouped = GroupedArguments;
 
     fn form(held: Option<Atom>, problem: &Problem) -> Answer<Form> {
-        let form = wna8::gemm_form(held, problem)?;
-        if form.atom.factors {
-            return Err(Reason("multiplies scales on one level, the format has two".into()));
-        }
-        Ok(form)
+        wna8::gemm_form(held, problem)
     }
 
     fn config(form: &Form, shape: [usize; 3], caps: &Caps, _: bool) -> Config {
@@ -126,8 +129,8 @@ impl Gemm for Wna8Mma {
         config::all(form.atom, form.terms, form.out, caps).contains(&config)
     }
 
-    fn every_config(form: &Form) -> Vec<Config> {
-        every_device().flat_map(|caps| config::all(form.atom, form.terms, form.out, &caps)).collect()
+    fn every_config(form: &Form, arch: Arch) -> Vec<Config> {
+        devices(arch).iter().flat_map(|caps| config::all(form.atom, form.terms, form.out, caps)).collect()
     }
 
     fn grouped_tiles(form: &Form) -> Vec<usize> {

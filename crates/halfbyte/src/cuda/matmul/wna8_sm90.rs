@@ -19,7 +19,7 @@ use crate::cuda::Caps;
 use crate::cuda::driver::{Promotion, Swizzle, TensorMap, Tiles};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::tiled::{Form, Tile};
 use crate::error::Result;
 use crate::kernel::{Activation, Problem};
@@ -40,7 +40,7 @@ pub(super) const KERNEL: Kernel = gemm::row::<Wna8Sm90>(
 );
 
 /// Every number of tokens for the commonest formats, and the other forms of conversion.
-fn instances() -> Vec<Instance> {
+fn instances(_: Arch) -> Vec<Instance> {
     let atom = Atom::W4_G128;
     let plain = Terms { sums: false, offsets: false, pixels: false };
     let all = [8, 16, 32, 64, 128, 1024].into_iter().flat_map(|m| {
@@ -117,7 +117,7 @@ impl Gemm for Wna8Sm90 {
         config::every(form.atom, form.terms, form.out).contains(&config)
     }
 
-    fn every_config(form: &Form) -> Vec<Config> {
+    fn every_config(form: &Form, _: Arch) -> Vec<Config> {
         config::every(form.atom, form.terms, form.out)
     }
 

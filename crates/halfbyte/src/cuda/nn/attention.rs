@@ -102,7 +102,7 @@ pub enum Kernels {
     /// The fastest that a processor has.
     #[default]
     All,
-    /// Those that every processor from sm_80 on has.
+    /// Those that are not of Hopper alone.
     OfAmpere,
 }
 
@@ -241,8 +241,8 @@ parameters! {
 /// A row sees the positions of its text up to its own, those of the window or all; its own must be in the cache and below `longest`.
 /// The positions of a text's single row are divided into parts that run side by side.
 ///
-/// Tensor cores compute where there are any (from sm_80 on) that take a cache's type (all but f32) and its heads (a multiple of 8
-/// elements): single rows of texts, and several rows of more than [`FEW_QUERIES`] queries a head of keys. Queries of the latter are
+/// Tensor cores compute where there are any that take a cache's type (all but f32; before sm_80 f16 only) and its heads (a multiple of 8
+/// elements; before sm_80 up to 160 and of single rows 192, as shared memory allows): single rows of texts, and several rows of more than [`FEW_QUERIES`] queries a head of keys. Queries of the latter are
 /// rounded to the cache's type, after a power of two has brought each where halves are normal, and so are the weights; queries and
 /// weights of single rows become two such numbers each. Beside codes of 8 bits queries become f16; weights, times the scales of their
 /// values, bf16. Without tensor cores the rows of several texts are computed one after the other.

@@ -1,5 +1,5 @@
 // Causal grouped-query attention of many rows over a cache of halves or of codes of 8 bits, on the tensor cores from
-// sm_80 on: out = softmax(scale * q * keys^T) * values.
+// sm_75 on: out = softmax(scale * q * keys^T) * values.
 //
 //   a block owns one key/value head and a tile of queries (a row's heads of the group, row after row); each half
 //   of its warps takes every second tile of positions, in a ring of two stages that cp.async fills:
@@ -26,7 +26,6 @@
 // before.
 template <int HEAD, KvType KV, bool CHANGED>
 __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
-#if __CUDA_ARCH__ >= 800
   using Row = Rows<HEAD>;
   using KvRow = KvRows<HEAD, KV>;
   using S = Shape<HEAD, KV, CHANGED>;
@@ -384,5 +383,4 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
       store_float(p.out, to + d, left[row * PITCH + place], p.out_type);
     }
   }
-#endif
 }

@@ -1,7 +1,7 @@
 //! When `attention_mma.cu` runs, and how it is launched: attention of many rows on tensor cores.
 
 use super::attention::{FEW_QUERIES, LARGEST_HEAD, Params};
-use super::kv_cache::{KvCache, on_tensor_cores};
+use super::kv_cache::{KvCache, multiplies, on_tensor_cores};
 use super::launch;
 use crate::cuda::Caps;
 use crate::cuda::driver::Launch;
@@ -20,11 +20,14 @@ const THREADS: u32 = 2 * 32 * STRIPS as u32;
 /// Positions up to which the kernel counts.
 pub(super) const MOST_POSITIONS: usize = 1 << 30;
 
-/// Those for heads of this size and the types among these that it takes; none for heads that it does not take. `changed`: those that
-/// change scores.
-pub(super) fn instances(head_size: usize, kv: &[KvType], changed: bool) -> Vec<Instance> {
-    let types = if takes(head_size) { kv } else { &[] };
-    types.iter().filter_map(|&kv| instance(head_size, kv, changed)).collect()
+/// Those that a processor runs for heads of this size and the types among these that it takes; none for heads that it does not take.
+/// `changed`: those that change scores.
+pub(super) fn instances(arch: Arch, head_size: usize, kv: &[KvType], changed: bool) -> Vec<Instance> {
+    let fits = |&kv: &KvType| {
+        Shape::new(arch, padded(head_size, kv), kv, changed).shared_bytes <= arch.shared_bytes() as usize
+    };
+    let types = kv.iter().copied().filter(|&kv| takes(head_size) && multiplies(arch, kv)).filter(fits);
+    types.filter_map(|kv| instance(head_size, kv, changed)).collect()
 }
 
 fn instance(head_size: usize, kv: KvType, changed: bool) -> Option<Instance> {
@@ -48,7 +51,7 @@ pub(super) fn choice(caps: Caps, rows: usize, changed: bool, cache: &KvCache) ->
     let (queries, kv) = (rows.saturating_mul(heads.group()), cache.kv());
     let Some(instance) = instance(heads.head_size, kv, changed) else { return Ok(None) };
     let shape = Shape::new(caps.arch, padded(heads.head_size, kv), kv, changed);
-    let has = caps.arch.number >= 80 && shape.shared_bytes <= caps.shared_bytes as usize;
+    let has = multiplies(caps.arch, kv) && shape.shared_bytes <= caps.shared_bytes as usize;
     let many = rows > 1 && (FEW_QUERIES + 1..=MOST_POSITIONS).contains(&queries);
     if !has || !many || !takes(heads.head_size) || cache.capacity() > MOST_POSITIONS {
         return Ok(None);
@@ -66,9 +69,17 @@ struct Shape {
 
 impl Shape {
     fn new(arch: Arch, head: usize, kv: KvType, changed: bool) -> Self {
-        let queries = if head <= 128 { 32 * STRIPS } else { 16 * STRIPS };
+        let before_sm_80 = arch.number < 80;
+        let queries = if head <= if before_sm_80 { 64 } else { 128 } { 32 * STRIPS } else { 16 * STRIPS };
         let roomy = matches!(arch.number, 80 | 87 | 90..120);
         let keys = match (roomy, head) {
+            _ if before_sm_80 => {
+                if head <= 64 {
+                    32
+                } else {
+                    16
+                }
+            }
             (true, 0..=96) => 64,
             (true, 97..=128) if kv != KvType::Int8 => 64,
             (_, 0..=128) => 32,

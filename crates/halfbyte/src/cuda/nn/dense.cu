@@ -159,7 +159,6 @@ template <int TILE, bool ACTIVATES> __global__ void __launch_bounds__(THREADS) d
 }
 
 // ---- tensor cores
-#if __CUDA_ARCH__ >= 800
 // Few rows: what a lane has of 16 outputs and a run of columns: in steps of 32, of each 8 columns of two outputs.
 struct Run {
   static constexpr int OUTPUTS = 16, COLUMNS = 128, STEPS = COLUMNS / 32;
@@ -183,7 +182,7 @@ struct Run {
 
 // ROWS: 8 or 16.
 template <bool BF16, int ROWS, bool ACTIVATES>
-__global__ void __launch_bounds__(THREADS, 2) dense_rows_mma(const Params p) {
+__global__ void __launch_bounds__(THREADS, __CUDA_ARCH__ < 800 ? 1 : 2) dense_rows_mma(const Params p) {
   constexpr int BLOCKS_OF_8 = ROWS / 8, WARPS = THREADS / 32;
   __shared__ float parts[2][WARPS][BLOCKS_OF_8 * 128];
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
@@ -266,7 +265,8 @@ struct Stage {
 
 template <bool BF16, bool ACTIVATES> __global__ void __launch_bounds__(THREADS, 1) dense_mma(const Params p) {
   constexpr int DOWN = 4, ACROSS = 4;  // 16 rows and 8 outputs at a time, of a warp's 64 x 32
-  constexpr int STAGES = 3, ROUNDED = 256 / Stage::COLUMNS;  // stages after which sums are rounded to nearest
+  constexpr int STAGES = __CUDA_ARCH__ < 800 ? 2 : 3,
+                ROUNDED = 256 / Stage::COLUMNS;  // stages after which sums are rounded to nearest
   extern __shared__ __align__(128) u8 shared[];
   const u32 base = shared_address(shared), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int down = warp / 4 * 64, across = warp % 4 * 32;
@@ -337,7 +337,3 @@ template <bool BF16, bool ACTIVATES> __global__ void __launch_bounds__(THREADS, 
         }
       }
 }
-#else
-template <bool BF16, int ROWS, bool ACTIVATES> __global__ void dense_rows_mma(const Params) {}
-template <bool BF16, bool ACTIVATES> __global__ void dense_mma(const Params) {}
-#endif

@@ -2,7 +2,7 @@
 //!
 //! | name | rows | what it takes |
 //! |---|---|---|
-//! | `dense_rows_mma` | 1 to 16 | tensor cores: x and W of one type of 16 bits, whose rows begin at 16 bytes; from sm_80 on |
+//! | `dense_rows_mma` | 1 to 16 | tensor cores: x and W of one type of 16 bits, whose rows begin at 16 bytes; f16 from sm_75 on, bf16 from sm_80 |
 //! | `dense_rows` | 1 to 16 | everything |
 //! | `dense_cublaslt` | more | as `dense_rows_mma` |
 //! | `dense_mma` | more | as `dense_rows_mma`, where cuBLASLt was not found |
@@ -17,7 +17,7 @@ use crate::cuda::cublaslt::{self, Matrices, alignment};
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View};
 use crate::cuda::matmul::finish::Finish;
 use crate::cuda::parameters::{Parameters, parameters};
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace, matmul};
 use crate::error::{Error, Result};
 use crate::kernel::Activation;
@@ -33,7 +33,7 @@ const OUTPUTS: usize = THREADS as usize / 32;
 const TILE: usize = 64;
 const MMA_OUTPUTS: usize = 16;
 const MMA_TILE: usize = 128;
-const MMA_SHARED_BYTES: u32 = 3 * 2 * 128 * 128;
+const MMA_STAGE_BYTES: u32 = 2 * 128 * 128;
 
 /// Blocks of a multiprocessor that take outputs in turn.
 const BLOCKS: usize = 2;
@@ -69,14 +69,14 @@ fn tiles_instance(activates: bool) -> Instance {
     Instance::new(&SOURCE, format!("dense_tiles<{TILE}, {activates}>"))
 }
 
-/// Those of products with an activation, or without.
-pub(super) fn instances(activates: bool) -> Vec<Instance> {
+/// Those of products with an activation, or without, on a processor.
+pub(super) fn instances(arch: Arch, activates: bool) -> Vec<Instance> {
     let of_any = TYPES.map(|weights| [1, MOST_FEW_ROWS].map(|rows| rows_instance(rows, weights, activates)));
-    let of_halfs = [Float::F16, Float::BF16].map(|weights| {
+    let of_halfs = [Float::F16, Float::BF16].into_iter().filter(|&weights| arch.multiplies(weights)).map(|weights| {
         let [few, more] = [8, MOST_FEW_ROWS].map(|rows| rows_mma_instance(rows, weights, activates));
         [few, more, mma_instance(weights, activates)]
     });
-    let all = of_any.into_iter().flatten().chain(of_halfs.into_iter().flatten());
+    let all = of_any.into_iter().flatten().chain(of_halfs.flatten());
     all.chain([tiles_instance(activates)]).collect()
 }
 
@@ -186,7 +186,7 @@ impl Dense {
     }
 
     fn way(&self, caps: &Caps, m: usize, x: Float) -> Way {
-        let halfs = x == self.data.dtype() && x != Float::F32 && self.k.is_multiple_of(8) && caps.arch.number >= 80;
+        let halfs = x == self.data.dtype() && self.k.is_multiple_of(8) && caps.arch.multiplies(x);
         let of_library = self.k > 0 && [m, self.n, self.k].iter().all(|&size| i32::try_from(size).is_ok());
         match (m, halfs) {
             (..=MOST_FEW_ROWS, true) => Way::RowsMma,
@@ -276,7 +276,8 @@ impl Dense {
             }
             Way::CublasLt | Way::Mma => {
                 let grid = [m.div_ceil(MMA_TILE), n.div_ceil(MMA_TILE), 1];
-                (mma_instance(w.dtype(), activates), grid, MMA_SHARED_BYTES)
+                let stages = if gpu.caps().arch.number < 80 { 2 } else { 3 };
+                (mma_instance(w.dtype(), activates), grid, stages * MMA_STAGE_BYTES)
             }
             Way::Tiles => (tiles_instance(activates), [n.div_ceil(TILE), m.div_ceil(TILE), 1], 0),
         };

@@ -5,7 +5,7 @@ use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::matmul::{Packed, grouped, with_table};
 use crate::cuda::parameters::{Parameters, parameters};
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::error::{Error, Result};
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
@@ -106,9 +106,10 @@ fn instance(atom: Atom, dtype: Float, gate: Gate, blocks: usize) -> Instance {
     grouped::with_output_function(all, Activation::None, Some(gate))
 }
 
-/// Of some formats, for the record of what kernels take.
-pub(super) fn samples() -> Vec<Instance> {
+/// Of some formats on a processor, for the record of what kernels take.
+pub(super) fn samples(arch: Arch) -> Vec<Instance> {
     let of = |bits, group, zero, scale, blocks| {
+        let scale = if arch.multiplies(scale) { scale } else { Float::F16 };
         instance(Atom { bits, group, zero, scale, ..Atom::W4_G128 }, scale, Gate::SWIGLU, blocks)
     };
     vec![
@@ -130,7 +131,7 @@ pub type ExpertWeight<'a> = (&'a Packed, Option<View<'a, f32>>);
 
 impl ExpertsGemv {
     /// Of experts of one shape and format, up as [`crate::cuda::matmul::Packer::pack_gated`] packs it, each row of which chooses `top_k`
-    /// ones. Or why there is no kernel for them: it takes sm_80, codes of 2, 3, 4 or 8 bits with scales of groups along k in the type of x,
+    /// ones. Or why there is no kernel for them: it takes tensor cores for the type of x, codes of 2, 3, 4 or 8 bits with scales of groups along k in the type of x,
     /// columns in order, exact activations, and what a row's experts read within shared memory.
     pub fn new(
         gpu: &Gpu,
@@ -143,8 +144,8 @@ impl ExpertsGemv {
         let (Some((of_up, _)), Some((of_down, _))) = (up.first(), down.first()) else {
             return refuse("takes at least one expert");
         };
-        let Some(gate) = of_up.gate().filter(|_| gpu.caps().arch.number >= 80 && dtype != Float::F32) else {
-            return refuse("takes x in 16 bits from sm_80 on, and up packed with its gate");
+        let Some(gate) = of_up.gate().filter(|_| gpu.caps().arch.multiplies(dtype)) else {
+            return refuse("takes x in f16 from sm_75 on or bf16 from sm_80 on, and up packed with its gate");
         };
         let atom_of = |w: &Packed| match w {
             Packed::Wna16(of) if !w.format().act.is_quantized() && w.in_order() => Some(of.atom()),

@@ -1,5 +1,5 @@
 // Causal grouped-query attention of one row of each of many texts over a cache of halves or of
-// codes of 8 bits, on the tensor cores from sm_80 on: out = softmax(scale * q * keys^T) * values.
+// codes of 8 bits, on the tensor cores from sm_75 on: out = softmax(scale * q * keys^T) * values.
 //
 //   a block owns a text's row, up to 8 heads of a key/value head's group and a part of the positions; its warps take
 //   tiles of 16 positions in turn, from memory to the fragments of the products:
@@ -81,7 +81,6 @@ extern __shared__ __align__(16) u8 shared[];
 // HEAD: size of a head, rounded up to 64. A block has as many warps as the launch gives it.
 template <int HEAD, KvType KV>
 __global__ void __launch_bounds__(32 * most_warps(HEAD), 1) flash_decoding(const Params p) {
-#if __CUDA_ARCH__ >= 800
   constexpr u32 TILE = 16, COLUMNS = 8;  // positions; heads
   constexpr bool BF16_KEYS = KV == BFLOATS, BF16_VALUES = KV != HALVES;  // in the products
   constexpr u32 PITCH = HEAD + 32;  // of queries: eight lanes read 16 bytes each from all banks
@@ -338,5 +337,4 @@ __global__ void __launch_bounds__(32 * most_warps(HEAD), 1) flash_decoding(const
     const u64 at = u64(row) * p.heads + first_head + h;
     store_float(p.out, at * p.head_size + d, sum / weight_of[0][h], p.out_type);
   }
-#endif
 }

@@ -1,12 +1,12 @@
 //! When `flash_decoding.cu` runs, and how it is launched: attention of one row of each text on tensor cores.
 
 use super::attention::{LARGEST_HEAD, PART_LENGTH, Params};
-use super::kv_cache::{KvCache, on_tensor_cores};
+use super::kv_cache::{KvCache, multiplies, on_tensor_cores};
 use super::{launch, overlapping};
 use crate::cuda::Gpu;
 use crate::cuda::driver::Launch;
 use crate::cuda::parameters::Parameters;
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::error::Result;
 use crate::kernel::{Heads, KvType};
 
@@ -26,10 +26,15 @@ const OF_JOIN: f64 = 1.0;
 /// Warps of a block where there are more blocks than run at a time.
 const WARPS_OF_MANY: usize = 4;
 
-/// Those for heads of this size and the types among these that it takes; none for heads that it does not take.
-pub(super) fn instances(head_size: usize, kv: &[KvType]) -> Vec<Instance> {
-    let types = if takes(head_size) { kv } else { &[] };
-    types.iter().filter_map(|&kv| instance(head_size, kv)).collect()
+/// Those that a processor runs for heads of this size and the types among these that it takes; none for heads that it does not take.
+pub(super) fn instances(arch: Arch, head_size: usize, kv: &[KvType]) -> Vec<Instance> {
+    let types = kv.iter().copied().filter(|&kv| takes(head_size) && serves(arch, head_size, kv));
+    types.filter_map(|kv| instance(head_size, kv)).collect()
+}
+
+/// Whether a processor multiplies such keys and values, and has the shared memory for heads of this size.
+fn serves(arch: Arch, head_size: usize, kv: KvType) -> bool {
+    multiplies(arch, kv) && shared_bytes(head_size, most_warps(head_size)) <= arch.shared_bytes()
 }
 
 fn instance(head_size: usize, kv: KvType) -> Option<Instance> {
@@ -47,7 +52,8 @@ pub(super) fn kernel(gpu: &Gpu, cache: &KvCache) -> Option<Instance> {
     let head_size = cache.heads().head_size;
     // Where a row lies among those of its head is counted in 32 bits.
     let counts = cache.capacity().saturating_mul(head_size) < 1 << 32;
-    instance(head_size, cache.kv()).filter(|_| gpu.caps().arch.number >= 80 && takes(head_size) && counts)
+    let serves = serves(gpu.caps().arch, head_size, cache.kv());
+    instance(head_size, cache.kv()).filter(|_| serves && takes(head_size) && counts)
 }
 
 /// Warps that a multiprocessor holds, as the source bounds its registers.
@@ -119,12 +125,12 @@ pub(super) fn blocks_of_text(heads: Heads) -> usize {
 pub(super) fn form(gpu: &Gpu, heads: Heads, texts: usize, division: Division) -> Result<Launch> {
     let grid = [texts, blocks_of_text(heads), division.parts];
     let threads = 32 * division.warps as u32;
-    Ok(overlapping(gpu, launch("attention", grid, threads, shared_bytes(heads, division.warps))?))
+    Ok(overlapping(gpu, launch("attention", grid, threads, shared_bytes(heads.head_size, division.warps))?))
 }
 
 /// Shared memory of a block, as in the source: queries as two halves; sums of warps, greatest scores and weights.
-fn shared_bytes(heads: Heads, warps: usize) -> u32 {
-    let head = heads.head_size.next_multiple_of(64);
+fn shared_bytes(head_size: usize, warps: usize) -> u32 {
+    let head = head_size.next_multiple_of(64);
     (4 * COLUMNS * (head + 32) + 4 * warps * COLUMNS * (head + 8 + 2)) as u32
 }
 
@@ -147,7 +153,7 @@ mod tests {
                         let Division { warps, parts, .. } = division;
                         let case = format!("{division:?} of {texts} × {longest}, {heads:?}, {multiprocessors}");
                         assert!((1..=most_warps(head_size)).contains(&warps), "{case}");
-                        assert!(shared_bytes(heads, warps) <= SHARED_BYTES, "{case}");
+                        assert!(shared_bytes(head_size, warps) <= SHARED_BYTES, "{case}");
                         let partial = texts * heads.heads * parts;
                         assert!(parts == 1 || partial <= most_parts(multiprocessors, heads), "{case}");
                         assert!(parts == 1 || parts * TILE <= longest.next_multiple_of(TILE), "{case}");

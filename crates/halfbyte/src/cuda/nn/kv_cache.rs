@@ -5,6 +5,7 @@ use super::floats::{FloatBuffer, float_type};
 use super::narrow;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Buffer, FloatView, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
+use crate::cuda::sources::Arch;
 use crate::error::{Error, Result};
 use crate::kernel::{Heads, KvType};
 use crate::kv_pages::PAGE_LENGTH;
@@ -198,6 +199,15 @@ pub(super) fn element_type(kv: KvType) -> u32 {
         KvType::F16 | KvType::Int8 => float_type(Float::F16),
         KvType::Bf16 => float_type(Float::BF16),
         KvType::F32 => float_type(Float::F32),
+    }
+}
+
+/// Whether a processor's tensor cores multiply a type: of codes weights become bf16.
+pub(super) fn multiplies(arch: Arch, kv: KvType) -> bool {
+    match kv {
+        KvType::F16 => arch.multiplies(Float::F16),
+        KvType::Bf16 | KvType::Int8 => arch.multiplies(Float::BF16),
+        KvType::F32 => false,
     }
 }
 

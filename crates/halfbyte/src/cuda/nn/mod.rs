@@ -76,16 +76,16 @@ const MOST_BLOCKS: usize = i32::MAX as usize;
 /// And in the others.
 const MOST_BLOCKS_ACROSS: usize = 65_535;
 
-/// Every kernel that a model with heads of this size and Llama's steps runs, but for [`quantized_instances`] and [`instances_of_attention`], with keys and values of one
+/// Every kernel that a model with heads of this size and Llama's steps runs on a processor, but for [`quantized_instances`] and [`instances_of_attention`], with keys and values of one
 /// of these types; without a size, those of other networks too, and enough that nothing in the sources is left out.
-pub fn instances(head_size: Option<usize>, kv: &[KvType]) -> Vec<Instance> {
+pub fn instances(arch: Arch, head_size: Option<usize>, kv: &[KvType]) -> Vec<Instance> {
     let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
     let mut all =
         vec![embed::instance(), gate::instance(), argmax::instance(), sample::instance(), columns::instance()];
     if head_size.is_none() {
         all.extend([rms_norm::quantized_instances(), gate::quantized_instances()].concat());
         all.extend([add::instances(), mean::instances()].concat());
-        all.extend(instances_of_some_models(None, kv));
+        all.extend(instances_of_some_models(arch, None, kv));
         all.extend(instances_of_ranks());
     }
     all.extend(rms_norm::instances());
@@ -93,19 +93,19 @@ pub fn instances(head_size: Option<usize>, kv: &[KvType]) -> Vec<Instance> {
     all.extend(heads.iter().copied().flat_map(attention::instances));
     let heads = head_size.map_or_else(|| vec![64, 80, 128, LARGEST_HEAD], |size| vec![size]);
     if head_size.is_none() {
-        all.extend(heads.iter().flat_map(|&size| attention_mma::instances(size, kv, false)));
+        all.extend(heads.iter().flat_map(|&size| attention_mma::instances(arch, size, kv, false)));
     }
-    all.extend(heads.iter().flat_map(|&size| flash_decoding::instances(size, kv)));
-    all.extend(dense::instances(false));
+    all.extend(heads.iter().flat_map(|&size| flash_decoding::instances(arch, size, kv)));
+    all.extend(dense::instances(arch, false));
     if head_size.is_none() {
-        all.extend(dense::instances(true));
+        all.extend(dense::instances(arch, true));
     }
     all
 }
 
 /// Kernels that models with more than Llama's steps run besides, with heads of this size, and keys and values of one of these types; without
 /// a size, enough that nothing in the sources is left out.
-pub fn instances_of_some_models(head_size: Option<usize>, kv: &[KvType]) -> Vec<Instance> {
+pub fn instances_of_some_models(arch: Arch, head_size: Option<usize>, kv: &[KvType]) -> Vec<Instance> {
     let mut all = vec![soft_cap::instance()];
     all.extend(layer_norm::instances());
     all.extend(experts::instances());
@@ -114,7 +114,7 @@ pub fn instances_of_some_models(head_size: Option<usize>, kv: &[KvType]) -> Vec<
         all.extend(add::instances());
     }
     if head_size.is_none() {
-        all.extend([64, LARGEST_HEAD].into_iter().flat_map(|size| attention_mma::instances(size, kv, true)));
+        all.extend([64, LARGEST_HEAD].into_iter().flat_map(|size| attention_mma::instances(arch, size, kv, true)));
     }
     all
 }
@@ -125,7 +125,7 @@ pub fn instances_of_attention(arch: Arch, head_size: usize, kv: KvType, changed:
     if arch.is_hopper() && !of_hopper.is_empty() {
         of_hopper
     } else {
-        attention_mma::instances(head_size, &[kv], changed)
+        attention_mma::instances(arch, head_size, &[kv], changed)
     }
 }
 
@@ -135,9 +135,9 @@ pub fn instances_of_ranks() -> Vec<Instance> {
     collectives::instances().into_iter().chain(norms).collect()
 }
 
-/// Kernels that are compiled for a model's format and run from sm_80 on, for some.
-pub fn instances_of_ampere() -> Vec<Instance> {
-    let mut all = experts_gemv::samples();
+/// Kernels of experts that are compiled for a model's format, for some.
+pub fn instances_of_experts(arch: Arch) -> Vec<Instance> {
+    let mut all = experts_gemv::samples(arch);
     all.push(assign::instance());
     all
 }

@@ -34,7 +34,7 @@ fn key(value: u32) -> Key {
 
 /// Stands for a kernel: bytes that differ from number to number.
 fn compiled(value: u32) -> Compiled {
-    Compiled { name: format!("add{value}"), cubin: (0..5000u32).map(|i| (i * 7 + value) as u8).collect() }
+    Compiled { name: format!("add{value}"), code: (0..5000u32).map(|i| (i * 7 + value) as u8).collect() }
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -199,7 +199,7 @@ fn compiled_once_then_out_of_the_cache_and_again_if_damaged() {
     let cache = Cache::at(folder.path());
     let compiler = Compiler::with_cache(arch(), driver, Some(cache.clone()));
     let first = compiler.get(&instance(1)).unwrap();
-    assert!(first.cubin.starts_with(b"\x7fELF") && first.name.contains("add"));
+    assert!(first.code.starts_with(b"\x7fELF") && first.name.contains("add"));
     assert_eq!(cache.find(&key(1), nvrtc.version()).as_ref(), Some(&first));
     // Another content under the same key shows where the second answer comes from.
     cache.keep(&key(1), nvrtc.version(), &compiled(1)).unwrap();
@@ -219,7 +219,7 @@ fn a_folder_that_cannot_be_written_is_said_and_harms_nothing() {
     let compiler = Compiler::with_cache(arch(), nvrtc.version(), Some(cache));
     assert_eq!(compiler.refusal(), None);
     for _ in 0..2 {
-        assert!(compiler.get(&instance(1)).unwrap().cubin.starts_with(b"\x7fELF"));
+        assert!(compiler.get(&instance(1)).unwrap().code.starts_with(b"\x7fELF"));
     }
     assert!(compiler.refusal().unwrap().starts_with("/proc/halfbyte: "));
 }

@@ -168,6 +168,6 @@ pub(super) fn implicit_cases() -> Vec<(Geometry, usize, [usize; 2])> {
 
 /// A device that is not there: the choice needs none.
 pub(super) fn caps(number: u32) -> Caps {
-    let arch = Arch { number, specific: number >= 90 };
+    let arch = Arch { number, specific: number >= 90, ptx: false };
     Caps { arch, l2_bytes: 50 << 20, cublaslt: false, ..super::products::caps("sm_90a") }
 }

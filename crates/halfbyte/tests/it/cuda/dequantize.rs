@@ -439,14 +439,17 @@ fn the_choice_is_pure_and_explained() {
             assert!(reason.contains(why), "{problem} in {layout}: {reason}");
         }
         assert_eq!(reason(&caps("sm_90a", false), &other, layout), "cuBLASLt was not found");
-        assert!(reason(&caps("sm_75", true), &other, layout).contains("is not written for sm_75"));
+        assert!(
+            reason(&caps("sm_75", true), &other, layout).contains("multiplies x in f16 or f32 on sm_75; x is bf16")
+        );
+        assert!(reason(&caps("sm_70", true), &other, layout).contains("is not written for sm_70"));
         // Weights in f32 are not rounded.
         let short = Problem { k: 300, ..problem("w4a16-g128", Float::F32, many) };
         assert_eq!(chosen(&hopper, &short, Some(layout)), NAME);
     }
     // Weights are packed for another kernel, never for this.
     for name in FORMATS.iter().filter(|name| !parse(name).act.is_quantized()) {
-        for (arch, x) in ["sm_80", "sm_89", "sm_90a"].into_iter().flat_map(|arch| TYPES.map(|x| (arch, x))) {
+        for (arch, x) in ["sm_75", "sm_80", "sm_89", "sm_90a"].into_iter().flat_map(|arch| TYPES.map(|x| (arch, x))) {
             let (caps, one) = (caps(arch, true), problem(name, x, 1));
             let layout = matmul::select(&caps, &one, None).unwrap().layout;
             let packs = |kernel: &&matmul::Kernel| kernel.packs && kernel.supports(&caps, &one).is_ok();

@@ -1,8 +1,8 @@
 //! Products with several weights in one launch, and who deals rows out to them.
 
-use super::gpus;
 use super::nn::experts::interleaved;
 use super::nn::{Bench, bits, close};
+use super::{gpus, half_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use crate::layout::types_of_files::Fewer;
 use halfbyte::cuda::Workspace;
@@ -15,7 +15,7 @@ use halfbyte::{Float, QTensor, StoredTensor};
 
 #[test]
 fn rows_are_dealt_out_in_order() {
-    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.multiplies(Float::F16)) {
         let (bench, mut random) = (Bench::new(&gpu), Random(71));
         for case in 0..40 {
             let (experts, top_k) = ([1, 8, 33, 128, 700][case % 5], 1 + random.below(4));
@@ -172,10 +172,10 @@ fn stored(w: &QTensor, fewer: Option<Fewer>) -> StoredTensor<'_> {
 
 #[test]
 fn each_row_is_multiplied_by_its_weight() {
-    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.multiplies(Float::F16)) {
         let (bench, mut random) = (Bench::new(&gpu), Random(72));
         for case in 0..36 {
-            let ((name, fewer), x_type) = (format_of(case), [Float::F16, Float::BF16][case / 18 % 2]);
+            let ((name, fewer), x_type) = (format_of(case), half_of(&gpu, [Float::F16, Float::BF16][case / 18 % 2]));
             let (count, rows) = (1 + random.below(6), [1, 5, 20, 90, 300, 900][random.below(6)]);
             let (n, k) = (1 + random.below(700), 64 * (1 + random.below(24)));
             let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
@@ -249,10 +249,10 @@ fn gated(gate: (f64, f64), other: (f64, f64), of: Gate) -> (f64, f64) {
 
 #[test]
 fn gates_let_through_what_they_should() {
-    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.multiplies(Float::F16)) {
         let (bench, mut random) = (Bench::new(&gpu), Random(73));
         for case in 0..36 {
-            let ((name, fewer), x_type) = (format_of(case), [Float::F16, Float::BF16][case / 18 % 2]);
+            let ((name, fewer), x_type) = (format_of(case), half_of(&gpu, [Float::F16, Float::BF16][case / 18 % 2]));
             let (count, rows) = (1 + random.below(5), [1, 9, 60, 400, 1500][random.below(5)]);
             let (inner, k) = (8 * (1 + random.below(60)), 64 * (1 + random.below(20)));
             let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
@@ -311,10 +311,10 @@ fn gates_let_through_what_they_should() {
 
 #[test]
 fn products_alone_gate_what_they_leave() {
-    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.multiplies(Float::F16)) {
         let (bench, mut random) = (Bench::new(&gpu), Random(75));
         for case in 0..45 {
-            let (name, x_type) = (FORMATS[case % 15], [Float::F16, Float::BF16][case / 15 % 2]);
+            let (name, x_type) = (FORMATS[case % 15], half_of(&gpu, [Float::F16, Float::BF16][case / 15 % 2]));
             let m = [1, 3, 17, 64, 130, 300, 700][random.below(7)];
             let (inner, k) = (8 * (1 + random.below(200)), 64 * (1 + random.below(40)));
             let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
@@ -373,7 +373,7 @@ fn products_alone_gate_what_they_leave() {
 
 #[test]
 fn weights_that_do_not_go_together_are_refused() {
-    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.multiplies(Float::F16)) {
         let (bench, mut random) = (Bench::new(&gpu), Random(74));
         let mut draw = |name: &str, shape| packed(&mut random, name, shape, Float::F16, None);
         let act = parse("w4a16-g128").act;

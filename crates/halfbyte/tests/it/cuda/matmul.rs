@@ -181,7 +181,7 @@ fn kernels_that_are_kept_are_there_at_once_and_without_a_compiler() {
     const TEST: &str = "cuda::matmul::kernels_that_are_kept_are_there_at_once_and_without_a_compiler";
     let instances = |gpu: &Gpu| -> Vec<_> {
         let served = KERNELS.iter().filter(|kernel| (kernel.serves)(gpu.caps().arch));
-        served.flat_map(|kernel| (kernel.instances)()).collect()
+        served.flat_map(|kernel| (kernel.instances)(gpu.caps().arch)).collect()
     };
     if !is_child() {
         let folder = tempfile::tempdir().unwrap();

@@ -34,6 +34,7 @@ mod wide;
 mod wna16_mma;
 mod wna8_mma;
 
+use halfbyte::Float;
 use halfbyte::cuda::nvrtc::Nvrtc;
 use halfbyte::cuda::{Cuda, Gpu};
 use std::io::Write;
@@ -49,6 +50,11 @@ pub fn gpus() -> Vec<Gpu> {
             Vec::new()
         }
     }
+}
+
+/// A type of x, or f16 where tensor cores do not multiply it.
+fn half_of(gpu: &Gpu, x: Float) -> Float {
+    if gpu.caps().arch.multiplies(x) { x } else { Float::F16 }
 }
 
 /// A queue of every device, as layers run in it.

@@ -1,6 +1,7 @@
 //! Every kernel compiles for every processor it is written for, without a device; what it takes is held on record.
 
 use super::nvrtc;
+use super::products::{WIDE, formats_of_atoms};
 use crate::data::parse;
 use halfbyte::cuda::cache::Key;
 use halfbyte::cuda::driver::Version;
@@ -96,14 +97,14 @@ fn compile_and_compare(step: u64) {
     let mut record = String::new();
     let (mut differ, mut failed) = (Vec::new(), Vec::new());
     for arch in ARCHS.map(|arch| arch.parse::<Arch>().unwrap()).into_iter().filter(|&arch| nvrtc.knows(arch)) {
-        let products = KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
+        let products = KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)(arch));
         let mut seen = HashSet::new();
         let convolutions =
             conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
         let of_bytes = int8::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
         let of_hopper = if arch.is_hopper() { nn::instances_of_hopper() } else { Vec::new() };
-        let of_ampere = if arch.number >= 80 { nn::instances_of_ampere() } else { Vec::new() };
-        let others = [nn::instances(None, &KvType::ALL), of_ampere, of_hopper, matmul::auxiliary()];
+        let of_experts = nn::instances_of_experts(arch);
+        let others = [nn::instances(arch, None, &KvType::ALL), of_experts, of_hopper, matmul::auxiliary()];
         for mut instances in products.chain(convolutions).chain(of_bytes).chain(others) {
             instances.retain(|instance| seen.insert(instance.to_string()));
             instances.sort_by_key(Instance::to_string);
@@ -152,7 +153,7 @@ fn compile_and_compare(step: u64) {
 fn compile(nvrtc: &Nvrtc, instance: &Instance, arch: Arch) -> Result<String, String> {
     let (compiled, log) = nvrtc.compile_with(instance, arch, told(nvrtc)).map_err(|e| e.to_string())?;
     let what = format!("{instance} for {arch}:\n{log}");
-    if !compiled.cubin.starts_with(b"\x7fELF") {
+    if !compiled.code.starts_with(b"\x7fELF") {
         return Err(format!("no ELF file: {what}"));
     }
     // Anything else that the compiler says is a warning; "serialized" is how it tells, as an info, that it waits after each
@@ -256,6 +257,55 @@ fn every_choice_compiles_without_spills() {
     assert!(spilled.is_empty(), "{} of {}: {spilled:#?}", spilled.len(), all.len());
 }
 
+/// Products by mma.sync lie in registers too, in every form of weights, also where copies wait there.
+#[test]
+#[ignore = "minutes; run with: cargo test --test it -- --ignored every_product_by_mma_sync"]
+fn every_product_by_mma_sync_compiles_without_spills() {
+    let Some(nvrtc) = nvrtc() else { return };
+    const QUANTIZED: [&str; 19] = [
+        "w4a8-g128-si8",
+        "w4a8-g64-asym-si8",
+        "w4a8-g32-xasym-sbf16-si8",
+        "w4a8-g128",
+        "w4a8-g128-asym",
+        "w4a8-g32-asym",
+        "w4a8-g64-xasym",
+        "w4a8-g128-asym-xasym",
+        "w4a8-g32-float-xasym",
+        "w4a8",
+        "w4a8-asym-xasym",
+        "w8a8-g128",
+        "w8a8-g64-asym-xasym-sbf16",
+        "w8a8",
+        "w8a8-xasym",
+        "w8a8-g32-asym-xasym",
+        "w3a8-g128-asym",
+        "w2a8-g64-asym",
+        "w8a8-g32-float-xasym",
+    ];
+    let names = formats_of_atoms().into_iter().chain(WIDE.into_iter().chain(QUANTIZED).map(String::from));
+    let names: Vec<String> = names.collect();
+    for arch in ["sm_75", "sm_80"].map(|arch| arch.parse::<Arch>().unwrap()) {
+        let kernels = KERNELS.iter().filter(|kernel| kernel.name.ends_with("_mma"));
+        let mut seen = HashSet::new();
+        let all: Vec<Instance> = kernels
+            .flat_map(|kernel| {
+                let of = |(i, name): (usize, &String)| {
+                    (kernel.every_instance)(arch, parse(name), [Float::F16, [Float::F16, Float::F32][i % 2]])
+                };
+                names.iter().enumerate().flat_map(of).collect::<Vec<_>>()
+            })
+            .filter(|instance| seen.insert(instance.to_string()))
+            .collect();
+        let spilling = all.par_iter().filter_map(|instance| {
+            let (_, log) = nvrtc.compile_with(instance, arch, told(nvrtc)).unwrap_or_else(|e| panic!("{e}"));
+            (taken(&log).spilled_bytes > 0).then(|| format!("{instance}: {log}"))
+        });
+        let spilling: Vec<String> = spilling.collect();
+        assert!(spilling.is_empty(), "{} of {} for {arch}: {spilling:#?}", spilling.len(), all.len());
+    }
+}
+
 /// One in so many forms is compiled.
 const SOME_FORMS: usize = 40;
 
@@ -338,7 +388,7 @@ fn what_the_compiler_says_is_in_the_error() {
     assert!(nvrtc.compile(&defined, arch).is_err());
     let [three, four] = ["A=3", "A=4"].map(|a| defined.clone().with([a.to_owned(), "B=(1 + 1)".to_owned()]));
     assert_eq!(nvrtc.compile(&three, arch).unwrap().name, "f");
-    assert_ne!(nvrtc.compile(&three, arch).unwrap().cubin, nvrtc.compile(&four, arch).unwrap().cubin);
+    assert_ne!(nvrtc.compile(&three, arch).unwrap().code, nvrtc.compile(&four, arch).unwrap().code);
     assert_ne!(Key::of(&three, arch).unwrap(), Key::of(&four, arch).unwrap());
     assert_eq!(four.to_string(), "f of test/defined.cu with A=4 B=(1 + 1)");
     static ZERO: Source = Source { path: "test/zero.cu", text: "__global__ void f() {}\0", parameters: &[] };
@@ -347,10 +397,10 @@ fn what_the_compiler_says_is_in_the_error() {
 
 #[test]
 fn processors_are_written_as_the_field_does() {
-    for text in ["sm_75", "sm_90a", "sm_120a"] {
+    for text in ["sm_75", "sm_90a", "sm_120a", "compute_75"] {
         assert_eq!(text.parse::<Arch>().unwrap().to_string(), text);
     }
-    for text in ["", "90", "sm_", "sm_a", "sm_9", "sm_90b", "sm_+90", "compute_90"] {
+    for text in ["", "90", "sm_", "sm_a", "sm_9", "sm_90b", "sm_+90", "compute_", "compute75"] {
         assert!(text.parse::<Arch>().is_err(), "{text}");
     }
     assert_eq!(

@@ -13,14 +13,15 @@ use std::collections::HashMap;
 
 /// An instance of every source that has parameters, for every form of them that it is compiled with.
 fn one_of_each_source() -> Vec<Instance> {
-    let products = KERNELS.iter().flat_map(|kernel| (kernel.instances)());
+    let arch = Arch::of([9, 0]);
+    let products = KERNELS.iter().flat_map(|kernel| (kernel.instances)(arch));
     let convolutions = conv::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
     let of_bytes = int8::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
     let all = products
         .chain(convolutions)
         .chain(of_bytes)
-        .chain(nn::instances(None, &KvType::ALL))
-        .chain(nn::instances_of_ampere())
+        .chain(nn::instances(arch, None, &KvType::ALL))
+        .chain(nn::instances_of_experts(arch))
         .chain(nn::instances_of_hopper())
         .chain(matmul::auxiliary());
     let all = all.filter(|instance| !instance.source.parameters.is_empty());

@@ -159,18 +159,12 @@ fn products_are_within_the_bound_of_their_specification() {
     products_are_within_the_bound(kernel());
 }
 
-/// Scales on two levels have one kernel; the others say so.
-fn multiplies(kernel: &Kernel, format: Format) -> bool {
-    format.weight.channel_scale.is_none() || kernel.name == self::kernel().name
-}
-
 /// All cases by one kernel.
 pub(super) fn products_are_within_the_bound(kernel: &'static Kernel) {
     for gpu in gpus().into_iter().filter(|gpu| (kernel.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
         let mut random = Random(22);
-        let mut cases = cases();
-        cases.retain(|rows| multiplies(kernel, rows[0].format));
+        let cases = cases();
         let mut instances: Vec<_> =
             cases.iter().flatten().flat_map(|case| kernel.instances_of(&gpu.caps(), &case.problem)).collect();
         instances.sort_by_cached_key(ToString::to_string);
@@ -293,12 +287,6 @@ fn what_is_not_multiplied_is_told() {
     assert!(of("w4a8-g48-si8", 1000).unwrap_err().contains("groups"));
     assert!(of("w4a8-g128-si8", 1 << 17).unwrap_err().contains("one scale"));
     assert!(of("w8a8-g48", 1000).unwrap_err().contains("groups"));
-    let format = parse("w4a8-g64-asym-si8");
-    let problem = Problem { format: Some(format), x: Float::F16, y: Float::F16, m: 3, n: 70, k: 1000 };
-    let others = KERNELS.iter().filter(|other| other.name == "wna8_mma");
-    for other in others.inspect(|other| assert!(!multiplies(other, format))) {
-        assert!(other.supports(&caps, &problem).unwrap_err().to_string().contains("two"), "{}", other.name);
-    }
     assert!(of("w4a16-g128", 1000).unwrap_err().contains("quantised activations"));
     assert!(of("w8a8", 1 << 17).unwrap_err().contains("one scale"));
 }
@@ -321,9 +309,6 @@ pub(super) fn repetitions_have_the_same_bits(kernel: &'static Kernel) {
             ("w4a8-g32-float-sf32", [640, 4096]),
         ] {
             let format = parse(name);
-            if !multiplies(kernel, format) {
-                continue;
-            }
             let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
             let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
             let bench = Bench::new(kernel, &gpu, &stream);

@@ -45,6 +45,9 @@ const FEW: Config = Config { tokens: 8, warpgroups: 2, strips: 2, step: 128, sta
 /// Shared memory of a block that shares a multiprocessor with another, at least; where there is less, it is alone.
 const LEAST_SHARED_BYTES: usize = 80_000;
 
+/// Tokens of the tiles there are.
+const TOKENS: [usize; 4] = [8, 16, 32, 64];
+
 /// Stages that were found to help.
 const MOST_STAGES: usize = 6;
 
@@ -71,15 +74,24 @@ pub const ROWS_AT_ONCE: usize = 64;
 
 /// The configuration for a shape on a device.
 pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
-    let strips = if is_little([m, n, k], caps) { 1 } else { 2 };
+    let strips = if is_little([m, n, k], caps) || copies_wait_in_registers(caps) { 1 } else { 2 };
     let tokens = match m {
         ..=8 => 8,
         9..=16 => 16,
         17..=32 => 32,
         _ => 64,
     };
-    let config = Config::of(tokens, strips).fitted(atom, out, caps);
-    if config.fits(atom, out, caps) { config } else { Config::of(tokens, 1).fitted(atom, out, caps) }
+    // One strip, then fewer tokens, where shared memory is short.
+    let smaller = TOKENS.into_iter().rev().filter(|&fewer| fewer <= tokens).map(|fewer| [fewer, 1]);
+    let mut all = [[tokens, strips]].into_iter().chain(smaller).map(|form| Config::of(form).fitted(atom, out, caps));
+    let first = all.find(|config| config.fits(atom, out, caps));
+    first.unwrap_or_else(|| Config::of([TOKENS[0], 1]).fitted(atom, out, caps))
+}
+
+/// Whether a thread's copies of a stage wait in registers until the stage before has been read, as before sm_80. Then two stages are
+/// enough, and one strip a warp.
+pub fn copies_wait_in_registers(caps: &Caps) -> bool {
+    caps.arch.number < 80
 }
 
 /// Whether tiles of 256 rows would leave blocks with few units.
@@ -97,15 +109,16 @@ pub fn room(caps: &Caps, blocks: usize) -> usize {
 
 /// Every configuration for a form of atoms on a device.
 pub fn all(atom: Atom, out: Float, caps: &Caps) -> Vec<Config> {
-    let of = |tokens| [1, 2].map(|strips| Config::of(tokens, strips).fitted(atom, out, caps));
-    let mut all: Vec<_> = [8, 16, 32, 64].into_iter().flat_map(of).filter(|c| c.fits(atom, out, caps)).collect();
+    let strips: &[usize] = if copies_wait_in_registers(caps) { &[1] } else { &[1, 2] };
+    let of = |tokens| strips.iter().map(move |&strips| Config::of([tokens, strips]).fitted(atom, out, caps));
+    let mut all: Vec<_> = TOKENS.into_iter().flat_map(of).filter(|c| c.fits(atom, out, caps)).collect();
     all.dedup();
     all
 }
 
 impl Config {
     /// Two blocks a multiprocessor where their registers are enough for that.
-    fn of(tokens: usize, strips: usize) -> Self {
+    fn of([tokens, strips]: [usize; 2]) -> Self {
         Self { tokens, strips, blocks: if tokens * strips <= 32 { 2 } else { 1 }, ..FEW }
     }
 
@@ -114,7 +127,8 @@ impl Config {
         // The loop for small groups keeps more in registers, 8 bits take twice the words, and f32 scales and offsets more.
         let more = atom.field_bits() == 8 || atom.is_wide();
         let most = if matches!(atom.bits, 5 | 6) { 8 } else { 16 };
-        if more && matches!(atom.group, 16 | 32 | 64) && self.tokens * self.strips > most {
+        let small_groups = more && matches!(atom.group, 16 | 32 | 64) && self.tokens * self.strips > most;
+        if small_groups || copies_wait_in_registers(caps) && self.tokens > 16 {
             self.blocks = 1;
         }
         // Two strips of 64 tokens leave no registers for offsets where codes have 8 bits, or groups 64 columns.
@@ -129,7 +143,8 @@ impl Config {
         self.step = if whole { STEP } else { STEP / 2 };
         // Sums of x are made of the stage behind the one that is read.
         let least = if atom.offset { 3 } else { 2 };
-        self.stages = (room / self.stage_bytes(atom)).clamp(least, MOST_STAGES);
+        let most = if copies_wait_in_registers(caps) { least } else { MOST_STAGES };
+        self.stages = (room / self.stage_bytes(atom)).clamp(least, most);
         self
     }
 

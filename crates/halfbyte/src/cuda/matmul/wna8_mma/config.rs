@@ -53,13 +53,14 @@ pub fn tokens(atom: Atom, terms: Terms) -> impl Iterator<Item = usize> + Clone {
 pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
     let all = tokens(atom, terms);
     let tokens = all.clone().find(|&tokens| m <= tokens).or(all.last()).unwrap_or(8);
-    let strips = if exact::is_little([m, n, k], caps) { 1 } else { 2 };
+    let strips = if exact::is_little([m, n, k], caps) || exact::copies_wait_in_registers(caps) { 1 } else { 2 };
     Config::of(tokens, strips, atom, terms, out, caps)
 }
 
 /// Every configuration for a form of atoms on a device.
 pub fn all(atom: Atom, terms: Terms, out: Float, caps: &Caps) -> Vec<Config> {
-    let of = |tokens| [1, 2].map(|strips| Config::of(tokens, strips, atom, terms, out, caps));
+    let strips: &[usize] = if exact::copies_wait_in_registers(caps) { &[1] } else { &[1, 2] };
+    let of = |tokens| strips.iter().map(move |&strips| Config::of(tokens, strips, atom, terms, out, caps));
     let mut all: Vec<_> = tokens(atom, terms).flat_map(of).collect();
     all.dedup();
     all
@@ -70,14 +71,19 @@ impl Config {
     fn of(tokens: usize, strips: usize, atom: Atom, terms: Terms, out: Float, caps: &Caps) -> Self {
         // Two blocks a multiprocessor where their registers are enough for that.
         let many_terms = (atom.bits > 4 || atom.is_wide()) && terms.sums && terms.offsets;
-        let blocks = if tokens * strips <= if many_terms { 16 } else { 32 } { 2 } else { 1 };
+        let waits = exact::copies_wait_in_registers(caps);
+        let most = if many_terms { 16 } else { 32 } / if waits { 2 } else { 1 };
+        let blocks = if tokens * strips <= most { 2 } else { 1 };
         let config = Self { tokens, warpgroups: WARPGROUPS, strips, stages: 0, blocks };
         let room = exact::room(caps, blocks).saturating_sub(config.shared_bytes(&Form::codes(atom, terms, out)));
         let stages = room / config.stage_bytes(atom, terms);
+        let [least, most] = if waits { [2; 2] } else { [LEAST_STAGES, MOST_STAGES] };
         match strips {
-            2 if stages < LEAST_STAGES => Self::of(tokens, 1, atom, terms, out, caps),
-            _ if stages < LEAST_STAGES && tokens > 8 => Self::of(tokens / 2, 2, atom, terms, out, caps),
-            _ => Self { stages: stages.clamp(2, MOST_STAGES), ..config },
+            2 if stages < least => Self::of(tokens, 1, atom, terms, out, caps),
+            _ if stages < least && tokens > 8 => {
+                Self::of(tokens / 2, if waits { 1 } else { 2 }, atom, terms, out, caps)
+            }
+            _ => Self { stages: stages.clamp(2, most), ..config },
         }
     }
 
@@ -94,7 +100,7 @@ impl Config {
 
     fn stage_bytes(self, atom: Atom, terms: Terms) -> usize {
         let terms = 1 + usize::from(terms.sums) + usize::from(terms.offsets);
-        self.tokens * (STEP + atom.groups() * terms * 4) + self.tile_strips() * atom.bytes()
+        self.tokens * (STEP + atom.sums() * terms * 4) + self.tile_strips() * atom.bytes()
     }
 
     /// Blocks that a device has room for at once.

@@ -245,8 +245,20 @@ impl<'a> Text<'a> {
 
     /// How so many rows are attended.
     fn computed(&self, rows: usize) -> Computed {
-        let (heads, arch) = (self.heads, self.bench.gpu.caps().arch);
-        let on_tensor_cores = self.cache.kv() != KvType::F32 && heads.head_size.is_multiple_of(8) && arch.number >= 80;
+        let (heads, arch, kv) = (self.heads, self.bench.gpu.caps().arch, self.cache.kv());
+        // Before sm_80 tensor cores multiply f16, and heads are as large as 64 KB of shared memory allow.
+        let largest = match arch.number {
+            80.. => 256,
+            _ if kv != KvType::F16 => 0,
+            _ => {
+                if rows == 1 {
+                    192
+                } else {
+                    160
+                }
+            }
+        };
+        let on_tensor_cores = kv != KvType::F32 && heads.head_size.is_multiple_of(8) && heads.head_size <= largest;
         match rows {
             1 if on_tensor_cores => Computed::InTwoHalves,
             _ if on_tensor_cores && rows * heads.group() > FEW_QUERIES => Computed::Rounded,

@@ -120,9 +120,9 @@ fn norms_of_sums_over_ranks_are_those_of_their_sums() {
                 // Of each norm, with a sum before it and without: the stream and what is left.
                 let mut streams: Vec<_> = (0..4).map(|_| bench.upload(&bench.read(residual.view()))).collect();
                 let mut left: Vec<_> = (0..4).map(|_| bench.floats(&vec![0.0; m * d], Float::F32)).collect();
-                let instances = nn::instances(Some(64), &KvType::ALL)
+                let instances = nn::instances(bench.gpu.caps().arch, Some(64), &KvType::ALL)
                     .into_iter()
-                    .chain(nn::instances_of_some_models(Some(64), &KvType::ALL));
+                    .chain(nn::instances_of_some_models(bench.gpu.caps().arch, Some(64), &KvType::ALL));
                 gpu.prepare(&instances.collect::<Vec<_>>(), |_| ()).unwrap();
                 all.wait();
                 end.all_reduce(&gpu, &bench.stream, sum.view_mut()).unwrap();

@@ -224,7 +224,7 @@ fn what_multiplies_is_told_and_a_workspace_that_is_too_small_is_refused() {
     for gpu in gpus() {
         let bench = Bench::new(&gpu);
         let caps = gpu.caps();
-        let tensor = caps.arch.number >= 80;
+        let tensor = caps.arch.multiplies(Float::F16);
         let halfs = dense(&bench, &[0.5; 24 * 16], Float::F16, [24, 16]);
         let odd = dense(&bench, &[0.5; 24 * 15], Float::F16, [24, 15]);
         let single = dense(&bench, &[0.5; 24 * 16], Float::F32, [24, 16]);

@@ -1,7 +1,7 @@
 //! What a mixture of experts does beside its products.
 
 use super::{Bench, TYPES, bits, close, single, whole};
-use crate::cuda::gpus;
+use crate::cuda::{gpus, half_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use crate::layout::types_of_files::Fewer;
 use halfbyte::cuda::driver::Buffer;
@@ -141,7 +141,7 @@ pub(in super::super) fn interleaved([gate, up]: &[Vec<f32>; 2]) -> Vec<f32> {
 
 #[test]
 fn rows_go_through_the_experts_that_they_chose() {
-    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.multiplies(Float::F16)) {
         let (bench, mut random) = (Bench::new(&gpu), Random(33));
         let formats = [
             "w4a16-g128",
@@ -157,7 +157,7 @@ fn rows_go_through_the_experts_that_they_chose() {
                 Some(&name) => (name, None),
                 None => ("w8a16-g32", Some([Fewer::FiveBits, Fewer::Table][case % 2])),
             };
-            let (format, dtype) = (parse(name), [Float::F16, Float::BF16][case / 9 % 2]);
+            let (format, dtype) = (parse(name), half_of(&gpu, [Float::F16, Float::BF16][case / 9 % 2]));
             let group = format.weight.group.len(128).max(8);
             let [hidden, width] = [(); 2].map(|()| group * (2 + random.below([4, 20][case % 2] * 128 / group)));
             let (count, rows) = (1 + random.below(6), 1 + random.below(4));
@@ -252,7 +252,7 @@ fn rows_go_through_the_experts_that_they_chose() {
 
 #[test]
 fn experts_of_other_shapes_and_forms_are_refused() {
-    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.multiplies(Float::F16)) {
         let (bench, mut random) = (Bench::new(&gpu), Random(34));
         let mut draw = |name: &str, shape, dtype: Float| {
             let format = parse(name);

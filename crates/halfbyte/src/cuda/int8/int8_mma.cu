@@ -1,0 +1,228 @@
+// int8 GEMM and implicit GEMM by mma.sync, from sm_75 on: y = clamp(round(sum * M) + zero of y), where sum = x . W^T of
+// bytes is exact in int32; x is a matrix, or windows on images.  layout/cuda_int8.rs draws the packed weights;
+// format/int8.rs says what the numbers mean, to the bit.
+//
+// A block of 8 warps computes one tile of STRIPS * 64 outputs and NT pixels: a warp has 16 outputs of each strip and
+// half of the pixels.
+//   All threads keep a ring of stages of 128 k full (cp.async; on sm_75 by way of registers): atoms of W as they lie,
+//       and of x for each pixel 8 pieces of 16 channels, each of one position.  A piece in the padding is the zero
+//       point of x.
+//   W is the A operand of mma.sync m16n8k32, pixels its N; ldmatrix gives both.
+//   v = sum + constant of the output, which takes the zero point of x off
+//   epilogue: requantise; codes go through shared memory, 64 outputs of a pixel side by side
+#include "requantize.cuh"
+#include "windows.cuh"
+
+constexpr int NT = HB_NT;  // pixels
+constexpr int STRIPS = HB_STRIPS;  // of 64 outputs
+constexpr int STAGES = __CUDA_ARCH__ < 800 ? 2 : 3;  // in the ring
+constexpr bool UNSIGNED = HB_UNSIGNED;  // x is u8, else i8
+
+constexpr int THREADS = 256;
+constexpr int ATOM = 64 * 128, STAGE_W = STRIPS * ATOM, STAGE = STAGE_W + NT * 128;
+constexpr int COPIES_W = STAGE_W / 16 / THREADS, COPIES_X = NT * 8 / THREADS;  // a thread's
+
+static_assert(NT == 32 || NT == 64 || NT == 128, "pixels");
+static_assert(STRIPS == 1 || STRIPS == 2, "strips");
+static_assert(STAGES >= 2 && STRIPS * NT * 64 <= STAGES * STAGE, "a ring that has room for the codes of a tile");
+
+// As `Arguments` in int8_mma.rs.
+struct Arguments {
+  const u8* x;  // images, pixel by pixel
+  const u8* w;  // packed weights
+  const int* constants;  // [n]
+  const float* multipliers;  // [n]
+  u8* y;  // [m][n]
+  int m, outputs;  // outputs: of a group
+  int steps;  // atoms along k
+  int rows;  // tiles along the outputs of a group
+  int height, width, pixel;  // of an image of x; bytes of a pixel
+  int x_zero, y_zero;
+  float low, high;  // clamp, less the zero point of y
+  int padding;  // of this struct
+  Windows windows;
+};
+
+// c += A * B, m16n8k32, A signed; on sm_75 8 rows and 16 columns at a time.
+DEV void multiply(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (UNSIGNED)
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    mma_sync_int8<false>(c, a, b0, b1);
+#else
+  if constexpr (UNSIGNED) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.u8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+          : "+r"(c[i % 2 * 2]), "+r"(c[i % 2 * 2 + 1])
+          : "r"(a[i]), "r"(i / 2 ? b1 : b0));
+  } else {
+    mma_sync_int8<false>(c, a, b0, b1);
+  }
+#endif
+}
+
+// Where 16 bytes of a row lie among rows of 128: eight rows of a piece lie in all banks.
+DEV u32 place_in_rows(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
+
+// What a thread brings of x: the same piece of every 32nd pixel.
+struct Pixels {
+  const u8* at[COPIES_X];  // the pixel under position (0, 0) of the window, which may lie outside of the image
+  int row[COPIES_X], column[COPIES_X];
+  int ky, kx, channel;  // of the piece
+  DEV Pixels of(const Arguments& g, int first) {
+    const Windows& v = g.windows;
+    Pixels p;
+    const int t = threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < COPIES_X; i++) {
+      const int token = first + t / 8 + i * (THREADS / 8), at = token < g.m ? token : 0;
+      const Window window = Window::of(v, at, 0);
+      p.row[i] = token < g.m ? window.row : -0x40000000;  // outside of every image
+      p.column[i] = window.column;
+      const long long pixel = ((long long)window.image * g.height + window.row) * g.width + window.column;
+      p.at[i] = g.x + pixel * g.pixel + blockIdx.y * v.channels;
+    }
+    const int k = t % 8 * 16, position = k / v.channels;
+    p.ky = position / v.kernel.columns;
+    p.kx = position - p.ky * v.kernel.columns;
+    p.channel = k - position * v.channels;
+    return p;
+  }
+  // To the same piece of the next 128 columns.
+  __device__ __forceinline__ void advance(const Windows& v) {
+    channel += 128;
+    while (channel >= v.channels) {
+      channel -= v.channels;
+      if (++kx == v.kernel.columns) {
+        kx = 0;
+        ky++;
+      }
+    }
+  }
+};
+
+// A thread's copies to a stage.
+struct Stage : PendingCopies<COPIES_W + COPIES_X> {
+  // 16 bytes, or a byte 16 times.
+  __device__ __forceinline__ void start_or_fill(int i, u32 dst, const void* src, bool there, u32 word) {
+#if __CUDA_ARCH__ >= 800
+    if (there)
+      copy_16(dst, src);
+    else
+      store_shared(dst, make_uint4(word, word, word, word));
+#else
+    start_or_zero(i, dst, src, there);
+    if (!there) v[i] = make_uint4(word, word, word, word);
+#endif
+  }
+  __device__ __forceinline__ void start(const Arguments& g, u32 to, const u8* w, int strips, const Pixels& p) {
+    const Windows& v = g.windows;
+    const int t = threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < COPIES_W; i++) {
+      const int strip = i / (ATOM / 16 / THREADS), at = i * THREADS + t;
+      start_if(i, to + at * 16, w + (u64)strip * g.steps * ATOM + (at * 16 - strip * ATOM), strip < strips);
+    }
+    const int down = p.ky * v.dilation.rows, across = p.kx * v.dilation.columns;
+    const long long offset = ((long long)down * g.width + across) * g.pixel + p.channel;
+    const u32 zeros = (u32)(g.x_zero & 255) * 0x01010101u;
+#pragma unroll
+    for (int i = 0; i < COPIES_X; i++) {
+      const bool inside = (u32)(p.row[i] + down) < (u32)g.height && (u32)(p.column[i] + across) < (u32)g.width;
+      start_or_fill(COPIES_W + i, to + STAGE_W + place_in_rows(t / 8 + i * (THREADS / 8), t % 8), p.at[i] + offset,
+                    inside && p.ky < v.kernel.rows, zeros);
+    }
+  }
+  __device__ __forceinline__ void skip_all() {
+#pragma unroll
+    for (int i = 0; i < COPIES_W + COPIES_X; i++) skip(i);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH__ < 800 ? 64 : 128) ? 2 : 1)
+    int8_mma(const __grid_constant__ Arguments g) {
+  extern __shared__ __align__(1024) u8 shared[];
+  const u32 base = shared_address(shared);
+  const int t = threadIdx.x, lane = t & 31, warp = __shfl_sync(0xffffffffu, t >> 5, 0), rows = warp & 3,
+            half = warp >> 2;
+  const int all = (g.outputs + 63) >> 6, strip = blockIdx.x % g.rows * STRIPS, first = blockIdx.x / g.rows * NT;
+  const u8* w = g.w + (u64)(blockIdx.y * all + strip) * g.steps * ATOM;
+  launch_dependents();
+  dependency_wait();
+  Pixels p = Pixels::of(g, first);
+  Stage copies;
+  int next = 0;  // step that is copied next
+  auto start = [&](int stage) {
+    if (next < g.steps)
+      copies.start(g, base + stage * STAGE, w + (u64)next * ATOM, all - strip, p);
+    else
+      copies.skip_all();
+    next++;
+    p.advance(g.windows);
+  };
+#pragma unroll 1
+  for (int stage = 0; stage < STAGES - 1; stage++) {
+    start(stage);
+    copies.finish();
+  }
+  int acc[STRIPS][NT / 16][4] = {};
+  // This lane's rows of W and of x for ldmatrix: of 16 outputs two pieces, of two eights of pixels two pieces.
+  const int output = rows * 16 + lane % 16, token = half * (NT / 2) + (lane & 7) + (lane >> 4) * 8;
+#pragma unroll 1
+  for (int k = 0, stage = 0; k < g.steps; k++) {
+    copy_wait<STAGES - 2>();
+    __syncthreads();  // the stage is there for all, and the one before it has been read by all
+    start(stage ? stage - 1 : STAGES - 1);
+    const u32 at = base + stage * STAGE;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      u32 a[STRIPS][4];
+#pragma unroll
+      for (int s = 0; s < STRIPS; s++) load_matrices(a[s], at + s * ATOM + place_in_rows(output, 2 * j + lane / 16));
+#pragma unroll
+      for (int n = 0; n < NT / 32; n++) {
+        u32 b[4];
+        load_matrices(b, at + STAGE_W + place_in_rows(token + 16 * n, 2 * j + (lane >> 3 & 1)));
+#pragma unroll
+        for (int s = 0; s < STRIPS; s++) {
+          multiply(acc[s][2 * n], a[s], b[0], b[1]);
+          multiply(acc[s][2 * n + 1], a[s], b[2], b[3]);
+        }
+      }
+    }
+    copies.finish();
+    if (++stage == STAGES) stage = 0;
+  }
+  copy_wait<0>();
+  __syncthreads();  // codes lie where the ring was
+
+#pragma unroll
+  for (int s = 0; s < STRIPS; s++) {
+    const int in_group = (strip + s) * 64 + rows * 16 + (lane >> 2), n = blockIdx.y * g.outputs + in_group;
+    const bool r = in_group < g.outputs, r8 = in_group + 8 < g.outputs;
+    const int c = r ? __ldg(g.constants + n) : 0, c8 = r8 ? __ldg(g.constants + n + 8) : 0;
+    const float m = r ? __ldg(g.multipliers + n) : 0.f, m8 = r8 ? __ldg(g.multipliers + n + 8) : 0.f;
+#pragma unroll
+    for (int i = 0; i < NT / 16; i++) {
+      const int* v = acc[s][i];
+      const int sums[4] = {v[0] + c, v[1] + c, v[2] + c8, v[3] + c8};
+      stage_codes(base + s * (NT * 64), half * (NT / 16) + i, rows, lane, requantize_8x16(sums, m, m8, g.low, g.high));
+    }
+  }
+  __syncthreads();
+  const u32 zeros = (u32)(g.y_zero & 255) * 0x01010101u;
+  const bool aligned = ((g.outputs | g.windows.pitch) & 15) == 0;
+#pragma unroll 1
+  for (int i = t; i < STRIPS * NT * 4; i += THREADS) {
+    const int s = i / (NT * 4), pixel = i / 4 % NT, chunk = i & 3, at = first + pixel,
+              out = (strip + s) * 64 + 16 * chunk;
+    if (at < g.m && out < g.outputs)
+      store_codes(g.y + (u64)at * g.windows.pitch + blockIdx.y * g.outputs + out, base + s * (NT * 64), pixel, chunk,
+                  out, g.outputs, aligned, zeros);
+  }
+}
