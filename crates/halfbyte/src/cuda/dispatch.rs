@@ -116,7 +116,8 @@ impl<O: Operation> Kernel<O> {
         self.bind(caps, problem).map(drop)
     }
 
-    fn bind(&self, caps: &Caps, problem: &O::Problem) -> Bind<O> {
+    /// The configuration for a problem on a device, or why there is none.
+    pub(in crate::cuda) fn bind(&self, caps: &Caps, problem: &O::Problem) -> Bind<O> {
         if !(self.serves)(caps.arch) {
             return Err(Reason(format!("is not written for {}", caps.arch)));
         }

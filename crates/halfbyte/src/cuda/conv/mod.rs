@@ -11,6 +11,7 @@
 //! | `implicit_gemm_a8_sm90` | sm_90a | the same with activations quantised on the fly, of any float type; of one group any channels |
 //! | `implicit_gemm_rows_sm90` | sm_90a | 4 and 8 bits, half images of any number of channels, one group |
 //! | `im2col_gemm` | all from sm_75 on | 4 and 8 bits, one group: slabs of patches, each a product of [`crate::cuda::matmul`] |
+//! | `planes` | all from sm_75 on | x or y in planes: what the kernels above compute of images pixel by pixel, copied before and after |
 //! | `simt` | all from sm_75 on | everything |
 
 mod columns;
@@ -25,6 +26,7 @@ pub mod implicit_gemm_a8_sm90;
 pub mod implicit_gemm_rows_sm90;
 #[doc(hidden)]
 pub mod implicit_gemm_sm90;
+pub(in crate::cuda) mod planes;
 mod quantize_pixels;
 mod simt;
 mod weights;
@@ -165,6 +167,7 @@ impl Operation for Convolution {
         implicit_gemm_a8_sm90::KERNEL,
         implicit_gemm_rows_sm90::KERNEL,
         im2col_gemm::KERNEL,
+        planes::KERNEL,
         simt::KERNEL,
     ];
 

@@ -86,7 +86,8 @@ impl Config {
             let unit = (together * of_stage).max(LATENCY / (stages(caps.arch) - 1));
             rounds.saturating_mul(k.div_ceil(STEP).saturating_mul(unit).saturating_add(TILE))
         };
-        CONFIGS.into_iter().min_by_key(time).unwrap_or(CONFIGS[0])
+        // Of equals the smallest: more blocks.
+        CONFIGS.into_iter().rev().min_by_key(time).unwrap_or(CONFIGS[0])
     }
 
     /// Tiles of a group's pixels and outputs.

@@ -11,12 +11,14 @@
 //! | `int8_sm90` | sm_90a | bytes to bytes in nhwc, weights without zero points, channels of a group a multiple of 64 |
 //! | `int8_im2col_gemm` | all from sm_75 on | bytes to bytes, y in nhwc, one group: slabs of patches, each a product by `int8_sm90` or `int8_mma` |
 //! | `int8_mma` | all from sm_75 on | bytes to bytes in nhwc, weights without zero points, channels of a group a multiple of 16 |
+//! | `int8_planes` | all from sm_75 on | x or y in planes: what the kernels above compute of images pixel by pixel, copied before and after |
 //! | `int8_simt` | all from sm_75 on | everything |
 
 #[doc(hidden)]
 pub mod int8_direct_sm90;
 mod int8_im2col_gemm;
 mod int8_mma;
+mod int8_planes;
 mod int8_simt;
 #[doc(hidden)]
 pub mod int8_sm90;
@@ -141,8 +143,14 @@ pub const KERNELS: &[Kernel] = Int8::KERNELS;
 
 impl Operation for Int8 {
     const NAME: &'static str = OP;
-    const KERNELS: &'static [Kernel] =
-        &[int8_direct_sm90::KERNEL, int8_sm90::KERNEL, int8_mma::KERNEL, int8_im2col_gemm::KERNEL, int8_simt::KERNEL];
+    const KERNELS: &'static [Kernel] = &[
+        int8_direct_sm90::KERNEL,
+        int8_sm90::KERNEL,
+        int8_mma::KERNEL,
+        int8_im2col_gemm::KERNEL,
+        int8_planes::KERNEL,
+        int8_simt::KERNEL,
+    ];
 
     type Problem = Problem;
     type Call<'a> = Call<'a>;

@@ -95,6 +95,39 @@ fn products_of_patches_are_within_the_bound_for_every_geometry() {
 }
 
 #[test]
+fn images_in_planes_are_within_the_bound_for_every_geometry() {
+    let planes = kernel("planes");
+    for gpu in gpus().into_iter().filter(|gpu| (planes.serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: planes };
+        let (mut random, mut served) = (Random(69), 0);
+        for (g, (geometry, batch, size)) in cases().into_iter().chain(implicit_cases()).enumerate() {
+            let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+            for (i, name) in ["w4a16", "w8a16-asym", "w8a8", "w4a8-g32-xasym"].into_iter().enumerate() {
+                let (format, turn) = (parse(name), g + i);
+                if geometry.scale_channels(format.weight.group).is_err() {
+                    continue;
+                }
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [geometry.co, geometry.k()], false));
+                let x_type = if format.act.is_quantized() { TYPES[turn % 3] } else { Float::F16 };
+                let types = [x_type, TYPES[turn / 2 % 3]];
+                let x = rounded(&random.activations(shape.x_len()), x_type);
+                let reference = reference::conv2d_linear(&x, &w, format.act, &shape).unwrap();
+                let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, x_type).unwrap();
+                for layouts in [[Layout2d::Nchw; 2], [Layout2d::Nhwc, Layout2d::Nchw], LAYOUTS] {
+                    let images = Images { shape: &shape, x: &x, types, layouts };
+                    let Ok(plan) = planes.plan(&gpu.caps(), &images.problem(&w)) else { continue };
+                    served += 1;
+                    let y = bench.forward_by(&plan, &w, &images, Epilogue::default());
+                    check(&y, &reference, plan.bound(), &format!("{plan:?}"));
+                }
+            }
+        }
+        assert!(served > 100, "{served} served on {}", gpu.caps().arch);
+    }
+}
+
+#[test]
 fn many_windows_of_few_channels_agree_with_the_plain_kernel() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();

@@ -33,7 +33,10 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
     assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16_filled"), "implicit_gemm_rows_sm90");
     assert_eq!(chosen(90, &problem("w4a16", narrow, half, LAYOUTS), "cuda_wna16_filled"), "implicit_gemm_rows_sm90");
     assert_eq!(chosen(90, &problem("w4a16", narrow, Float::BF16, nhwc), "cuda_wna16_filled"), "simt");
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "simt");
+    assert_eq!(chosen(90, &problem("w4a16", wide, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "planes");
+    let grouped = Geometry { groups: 2, ..wide };
+    assert_eq!(chosen(90, &problem("w4a16", grouped, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "simt");
+    assert_eq!(chosen(80, &problem("w8a8", wide, half, [Layout2d::Nhwc, Layout2d::Nchw]), "cuda_wna16"), "planes");
     assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16"), "im2col_gemm");
     assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "implicit_gemm_a8_sm90");
     assert_eq!(chosen(90, &problem("w8a8", wide, Float::F32, nhwc), "cuda_wna16"), "implicit_gemm_a8_sm90");

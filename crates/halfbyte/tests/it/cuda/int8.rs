@@ -265,7 +265,7 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
         let stream = gpu.stream().unwrap();
         let bench = Bench { gpu: &gpu, stream: &stream };
         let mut random = Random(72);
-        let (mut forms, mut copied) = ([0; 3], 0);
+        let (mut forms, mut copied, mut planes) = ([0; 3], 0, 0);
         let all = cases().into_iter().chain(implicit_cases()).chain(pointwise).chain(direct);
         for (turn, (geometry, batch, size)) in all.enumerate() {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
@@ -295,6 +295,13 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
                         copied += 1;
                     }
                 }
+                for layouts in [[Layout2d::Nchw; 2], [Layout2d::Nhwc, Layout2d::Nchw], LAYOUTS] {
+                    let problem = Problem { layouts, ..problem };
+                    let Ok(plan) = kernel("int8_planes").plan(&gpu.caps(), &problem) else { continue };
+                    let want = on_cpu(&reference, &cpu, &data.x, &shape, layouts);
+                    same(&bench.forward(&plan, &layer, &data.x), &want, &shape, &format!("{plan:?} {types:?}"));
+                    planes += 1;
+                }
                 let problem = Problem { layouts: [Layout2d::Nhwc; 2], ..problem };
                 for (at, name) in ["int8_mma", "int8_sm90", "int8_direct_sm90"].into_iter().enumerate() {
                     for plan in kernel(name).plans(&gpu.caps(), &problem) {
@@ -306,8 +313,8 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
             }
         }
         let served = if gpu.caps().arch.is_hopper() { 3 } else { 1 };
-        let tested = forms[..served].iter().all(|&forms| forms > 100) && copied > 100;
-        assert!(tested, "{forms:?} forms, by mma.sync, implicit and direct, {copied} of patches");
+        let tested = forms[..served].iter().all(|&forms| forms > 100) && copied > 100 && planes > 200;
+        assert!(tested, "{forms:?} forms, by mma.sync, implicit and direct, {copied} of patches, {planes} of planes");
     }
 }
 
@@ -407,7 +414,8 @@ fn wrong_types_shapes_and_lengths_are_errors() {
         };
         let none = Epilogue::default();
         let made = layer([3, 18], geometry, Some(y_is), none).unwrap();
-        let forward = |x_len: usize, y_len: usize, floats: bool| {
+        let mut workspace = Workspace::new(&gpu, &stream, 1 << 20).unwrap();
+        let mut forward = |x_len: usize, y_len: usize, floats: bool| {
             let x = gpu.context().allocate::<u8>(x_len).unwrap();
             let mut y = gpu.context().allocate::<f32>(y_len).unwrap();
             let y = match floats {
@@ -415,7 +423,8 @@ fn wrong_types_shapes_and_lengths_are_errors() {
                 false => Target::Bytes(y.view_mut().cast::<u8>().slice(0..y_len)),
             };
             let (x_layout, y_layout, batch, size) = (Layout2d::Nchw, Layout2d::Nchw, 1, [4, 4]);
-            let call = Call { layer: &made, x: x.view(), x_layout, batch, size, y, y_layout, workspace: None };
+            let workspace = Some(&mut workspace);
+            let call = Call { layer: &made, x: x.view(), x_layout, batch, size, y, y_layout, workspace };
             let result = int8::run(&gpu, &stream, call).map_err(|e| e.to_string());
             stream.synchronize().unwrap();
             result
@@ -467,10 +476,7 @@ fn the_choice_is_the_first_kernel_that_can() {
     ] {
         assert_eq!(chosen(90, &problem(geometry, true, false, nhwc)), kernel, "{geometry:?}");
     }
-    assert_eq!(
-        chosen(90, &problem(Geometry { groups: 1, ..Geometry::new(48, 7, [1, 1]) }, true, false, nhwc)),
-        "int8_sm90"
-    );
+    assert_eq!(chosen(90, &problem(new(48, 7, [1, 1]), true, false, nhwc)), "int8_sm90");
     for arch in [75, 80] {
         assert_eq!(chosen(arch, &problem(wide, true, false, nhwc)), "int8_mma");
         assert_eq!(chosen(arch, &problem(new(3, 64, [7, 7]), true, false, nhwc)), "int8_im2col_gemm");
@@ -481,7 +487,8 @@ fn the_choice_is_the_first_kernel_that_can() {
         (problem(wide, false, false, nhwc), "without zero points", "int8_simt"),
         (problem(wide, true, true, nhwc), "y is floats", "int8_simt"),
         (problem(wide, true, false, LAYOUTS), "in nhwc", "int8_im2col_gemm"),
-        (problem(wide, true, false, [Layout2d::Nchw; 2]), "in nhwc", "int8_simt"),
+        (problem(wide, true, false, [Layout2d::Nchw; 2]), "in nhwc", "int8_planes"),
+        (problem(wide, false, false, [Layout2d::Nchw; 2]), "without zero points", "int8_simt"),
         (problem(Geometry { groups: 2, ..wide }, true, false, nhwc), "a group has 32", "int8_mma"),
         (problem(Geometry::new(40, 8, [1, 1]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),
         (problem(Geometry::new(3, 64, [7, 7]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),

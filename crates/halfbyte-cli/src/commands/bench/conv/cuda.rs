@@ -73,10 +73,6 @@ struct Swept {
 
 /// Runs all convolutions of the plan on a GPU.
 pub(super) fn run(args: &Args, plan: Cases, number: u32, app: &App) -> Result<()> {
-    if Layout2d::from(args.layout) != Layout2d::Nhwc {
-        let cause = "images are measured in nhwc on a GPU, which its kernels read";
-        return Err(Failure::usage("no such measurement", cause, "leave --layout out"));
-    }
     let cpu = app.cpu()?;
     let progress = Progress::steps(app);
     progress.step("opening the GPU");
@@ -87,7 +83,8 @@ pub(super) fn run(args: &Args, plan: Cases, number: u32, app: &App) -> Result<()
     for (shape, &batch) in plan.shapes.iter().flat_map(|shape| plan.batches.iter().map(move |batch| (shape, batch))) {
         let x = args.x.map_or(Float::F16, Float::from);
         let (kernel, check, sweep) = (args.kernel.as_deref(), args.check, args.sweep);
-        let device = Device { gpu: &gpu, stream: &stream, cpu: &cpu, shape, batch, x, kernel, check, sweep };
+        let (gpu, stream, layout) = (&gpu, &stream, Layout2d::from(args.layout));
+        let device = Device { gpu, stream, cpu: &cpu, shape, batch, x, layout, kernel, check, sweep };
         for &kind in &plan.kinds {
             if let Kind::Floats(WeightKind::Quantized(format)) = kind
                 && let Err(e) = shape.geometry().scale_channels(format.weight.group)
@@ -161,6 +158,7 @@ struct Device<'a> {
     shape: &'a Shape,
     batch: usize,
     x: Float,
+    layout: Layout2d,
     kernel: Option<&'a str>,
     check: bool,
     sweep: bool,
@@ -204,8 +202,8 @@ impl Device<'_> {
 
     /// What compares results with the reference, and describes them.
     fn bench(&self) -> Bench<'_> {
-        let Self { cpu, shape, batch, x, check, .. } = *self;
-        Bench { cpu, shape, batch, x, layout: Layout2d::Nhwc, check }
+        let Self { cpu, shape, batch, x, layout, check, .. } = *self;
+        Bench { cpu, shape, batch, x, layout, check }
     }
 
     fn copies(&self, weight_bytes: usize) -> usize {
@@ -221,7 +219,7 @@ impl Device<'_> {
 
     /// A line, and the bytes of weight and images.
     fn floats(&self, kind: WeightKind, swept: &mut Vec<Swept>) -> Result<(Line, usize)> {
-        let Self { gpu, stream, batch, x: dtype, .. } = *self;
+        let Self { gpu, stream, batch, x: dtype, layout, .. } = *self;
         let (geometry, size) = (self.shape.geometry(), self.shape.size);
         let shape = Conv2dShape::new(geometry, batch, size)?;
         let source = Source::new(kind, &geometry)?;
@@ -234,7 +232,7 @@ impl Device<'_> {
             let copy = weights[0].duplicate(stream)?;
             weights.push(copy);
         }
-        let (layouts, packed) = ([Layout2d::Nhwc; 2], weights[0].layout());
+        let (layouts, packed) = ([layout; 2], weights[0].layout());
         let problem = Problem { format: weights[0].format(), shape, x: dtype, y: dtype, layouts, packed };
         let (chosen, all) = self.plans(&problem)?;
         let needed = all.iter().chain([&chosen]).map(Plan::workspace_bytes).max().unwrap_or(0);
@@ -247,13 +245,13 @@ impl Device<'_> {
         let mut run = |stream: &Stream, i: usize, plan: &conv::Plan| {
             let call = Call {
                 x: on_device.view(0..shape.x_len()),
-                x_layout: Layout2d::Nhwc,
+                x_layout: layout,
                 batch,
                 size,
                 w: &weights[i % weights.len()],
                 epilogue: Epilogue::default(),
                 y: y.view_mut(0..shape.y_len()),
-                y_layout: Layout2d::Nhwc,
+                y_layout: layout,
                 workspace: Some(&mut workspace),
             };
             plan.run(gpu, stream, call)
@@ -308,7 +306,7 @@ impl Device<'_> {
 
     /// The same of bytes, with bias and relu.
     fn bytes(&self, byte: Byte, swept: &mut Vec<Swept>) -> Result<(Line, usize)> {
-        let Self { gpu, stream, batch, .. } = *self;
+        let Self { gpu, stream, batch, layout, .. } = *self;
         let (geometry, size) = (self.shape.geometry(), self.shape.size);
         let shape = Conv2dShape::new(geometry, batch, size)?;
         let source = Int8Source::new(&geometry, byte)?;
@@ -319,7 +317,7 @@ impl Device<'_> {
             let copy = layers[0].duplicate(stream)?;
             layers.push(copy);
         }
-        let layouts = [Layout2d::Nhwc; 2];
+        let layouts = [layout; 2];
         let problem = int8::Problem { shape, x: byte, symmetric: layers[0].is_symmetric(), floats: false, layouts };
         let (chosen, all) = self.plans(&problem)?;
         let needed = all.iter().chain([&chosen]).map(Plan::workspace_bytes).max().unwrap_or(0);
@@ -334,11 +332,11 @@ impl Device<'_> {
             let call = int8::Call {
                 layer: &layers[i % layers.len()],
                 x: on_device.view(),
-                x_layout: Layout2d::Nhwc,
+                x_layout: layout,
                 batch,
                 size,
                 y: Target::Bytes(y.view_mut()),
-                y_layout: Layout2d::Nhwc,
+                y_layout: layout,
                 workspace: Some(&mut workspace),
             };
             plan.run(gpu, stream, call)
