@@ -180,13 +180,16 @@ pub(in crate::cuda) fn instead([x, _]: [Layout2d; 2]) -> impl Iterator<Item = [L
     others.into_iter().take(if x == Layout2d::Nhwc { 1 } else { 2 })
 }
 
-/// What a kernel is for planes: one of those that stand before it in its table, but for the plain one.
+/// A problem, and what computes it.
+type Bound<O> = (<O as Operation>::Problem, Box<dyn Configured<O>>);
+
+/// The first kernel of a table that computes one of these problems, but for the plain one and the one of this name, which copies.
 pub(in crate::cuda) fn first<O: Operation>(
     plain: &'static str,
     name: &'static str,
     caps: &Caps,
     problems: impl Iterator<Item = O::Problem> + Clone,
-) -> std::result::Result<(O::Problem, Box<dyn Configured<O>>), Reason> {
+) -> std::result::Result<Bound<O>, Reason> {
     let others = O::KERNELS.iter().filter(|kernel| ![plain, name].contains(&kernel.name));
     let found = others.flat_map(|kernel| problems.clone().map(move |problem| (kernel, problem)));
     let mut found = found.filter_map(|(kernel, problem)| Some((problem, kernel.bind(caps, &problem).ok()?)));
