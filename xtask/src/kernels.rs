@@ -10,8 +10,10 @@ use halfbyte::cpu::isa::{Caps as CpuCaps, Isa};
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::conv;
 use halfbyte::cuda::dispatch::Plan;
+use halfbyte::cuda::int8;
 use halfbyte::cuda::sources::Arch;
 use halfbyte::format::FORMATS;
+use halfbyte::format::int8::Byte;
 use halfbyte::kernel::Problem;
 use halfbyte::{Error, Float, Format};
 use std::collections::BTreeMap;
@@ -164,13 +166,40 @@ fn text(root: &Path) -> Result<String, String> {
     }
 
     out += "\n## Convolutions on GPUs\n\n3×3, padding 1, 64 to 64 channels, images of 56 × 56 pixel by pixel in f16, batch 1 and 32; formats whose \
-groups lie within the channels of a position.\n";
+groups lie within the channels of a position. Images in planes that none of these reads or writes are copied before and after (`planes`).\n";
     let fits = |format: &&Format| Geometry::new(64, 64, [3, 3]).scale_channels(format.weight.group).is_ok();
     let rows = formats.iter().filter(fits).map(|&format| {
         let cell = |(_, gpu): (&str, Caps)| convolution(&gpu, format);
         (format.to_string(), gpus().map(cell).into())
     });
     out += &table("format", gpus().map(|(name, _)| name).into_iter(), rows.collect());
+
+    out += "\n## Layers of bytes on GPUs\n\nu8 to u8, images of 56 × 56, batch 32, weights without zero points unless said.\n";
+    let new =
+        |ci: usize, co: usize, size: usize| Geometry { padding: [size / 2; 4], ..Geometry::new(ci, co, [size; 2]) };
+    let (pixels, planes) = (Layout2d::Nhwc, Layout2d::Nchw);
+    let layers = [
+        ("64 to 256 1×1", new(64, 256, 1), true, false, pixels),
+        ("256 to 64 1×1", new(256, 64, 1), true, false, pixels),
+        ("64 to 64 3×3", new(64, 64, 3), true, false, pixels),
+        ("80 to 80 3×3", new(80, 80, 3), true, false, pixels),
+        ("3 to 64 7×7 of stride 2", Geometry { stride: [2; 2], ..new(3, 64, 7) }, true, false, pixels),
+        ("128 to 128 3×3 in 8 groups", Geometry { groups: 8, ..new(128, 128, 3) }, true, false, pixels),
+        ("128 to 128 3×3 in 128 groups", Geometry { groups: 128, ..new(128, 128, 3) }, true, false, pixels),
+        ("64 to 64 3×3 in planes", new(64, 64, 3), true, false, planes),
+        ("64 to 64 3×3 by weights with zero points", new(64, 64, 3), false, false, pixels),
+        ("64 to 64 3×3 to f32", new(64, 64, 3), true, true, pixels),
+    ];
+    let rows = layers.map(|(name, geometry, symmetric, floats, layout)| {
+        let cell = |(_, gpu): (&str, Caps)| {
+            let shape = Conv2dShape::new(geometry, 32, [56, 56]);
+            let problem = |shape| int8::Problem { shape, x: Byte::U8, symmetric, floats, layouts: [layout; 2] };
+            let plan = shape.and_then(|shape| int8::Plan::of(&gpu, &problem(shape)));
+            format!("`{}`", plan.map_or("refused", |plan| plan.kernel().name))
+        };
+        (name.to_owned(), gpus().map(cell).into())
+    });
+    out += &table("layer", gpus().map(|(name, _)| name).into_iter(), rows.into());
 
     out += "\n## Share of the limit\n\nOf the time that reading or computing takes at least, as measured in the same run; the largest weight \
 of each record of `bench/record`, in percent.\n";
