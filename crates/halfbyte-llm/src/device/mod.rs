@@ -61,8 +61,7 @@ impl std::fmt::Display for Device {
         match self {
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(Gpu { gpu, activations, .. }) => {
-                let info = gpu.context().info();
-                write!(f, "cuda:{} ({}), activations {activations}", info.index, info.name)
+                write!(f, "cuda:{} ({}), activations {activations}", gpu.context().info().index, gpu.name())
             }
         }
     }

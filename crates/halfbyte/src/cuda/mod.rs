@@ -219,6 +219,12 @@ impl Gpu {
         &self.context
     }
 
+    /// Its name, and the processor whose code it runs if that is not its own.
+    pub fn name(&self) -> String {
+        let (name, arch) = (&self.context.info().name, self.caps.arch);
+        if arch.ptx { format!("{name} as {arch}") } else { name.clone() }
+    }
+
     /// What kernels may use.
     pub fn caps(&self) -> Caps {
         self.caps

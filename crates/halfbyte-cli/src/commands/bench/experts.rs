@@ -139,7 +139,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let context = cuda.gpu().context();
     let &Args { experts, top_k, hidden, inner, .. } = args;
     let report = Report {
-        device: context.info().name.clone(),
+        device: cuda.gpu().name(),
         driver: context.driver().version().to_string(),
         format: args.format.to_string(),
         experts,

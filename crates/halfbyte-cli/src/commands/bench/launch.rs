@@ -89,8 +89,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         }
     }
     drop(progress);
-    let context = cuda.gpu().context();
-    let (device, driver) = (context.info().name.clone(), context.driver().version().to_string());
+    let (device, driver) = (cuda.gpu().name(), cuda.gpu().context().driver().version().to_string());
     app.result(&Report { device, driver, results }, human)
 }
 

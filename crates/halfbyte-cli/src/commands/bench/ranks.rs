@@ -74,7 +74,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     progress.step("measuring");
     let results = ranks(&gpus, args)?;
     drop(progress);
-    let devices = gpus.iter().map(|gpu| gpu.context().info().name.clone()).collect();
+    let devices = gpus.iter().map(Gpu::name).collect();
     let driver = gpus[0].context().driver().version().to_string();
     app.result(&Report { devices, driver, results }, human)
 }

@@ -136,7 +136,7 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     let info = gpu.context().info();
     let passed = args.check.then(|| results.iter().all(|line| line.check.is_some_and(|check| check.passed)));
     let report = Report {
-        device: info.name.clone(),
+        device: gpu.name(),
         driver: gpu.context().driver().version().to_string(),
         multiprocessors: info.multiprocessors,
         l2_bytes: info.l2_bytes,
