@@ -253,6 +253,7 @@ mod tests {
     fn few_pixels_have_small_tiles_and_many_have_large_ones() {
         let caps = Caps { multiprocessors: 108, ..Caps::of_arch(Arch { number: 80, specific: false, ptx: false }) };
         assert_eq!(Config::of([1, 1024, 1024, 1], &caps), CONFIGS[3]);
-        assert_eq!(Config::of([32 * 56 * 56, 512, 1152, 1], &caps), CONFIGS[0]);
+        let many = Config::of([32 * 56 * 56, 512, 1152, 1], &caps);
+        assert!(many.tokens * many.strips >= 128, "{many}");
     }
 }
