@@ -1,13 +1,13 @@
 //! Every kernel compiles for every processor it is written for, without a device; what it takes is held on record.
 
-use super::nvrtc;
 use super::products::{WIDE, formats_of_atoms};
+use super::{in_child, is_child, nvrtc};
 use crate::data::parse;
 use halfbyte::cuda::cache::Key;
 use halfbyte::cuda::driver::Version;
 use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm90};
 use halfbyte::cuda::nvrtc::Nvrtc;
-use halfbyte::cuda::sources::{Arch, Instance, Source};
+use halfbyte::cuda::sources::{ARCH_VARIABLE, Arch, Instance, Source};
 use halfbyte::cuda::tiled::{Form, Tile};
 use halfbyte::cuda::{Caps, conv, int8, nn, roofline};
 use halfbyte::kernel::{Activation, KvType};
@@ -407,4 +407,35 @@ fn processors_are_written_as_the_field_does() {
         [[7, 5], [8, 9], [9, 0], [12, 0]].map(|c| Arch::of(c).to_string()),
         ["sm_75", "sm_89", "sm_90a", "sm_120a"]
     );
+}
+
+#[test]
+fn an_older_processor_is_run_where_the_environment_names_one() {
+    const TEST: &str = "cuda::nvrtc::an_older_processor_is_run_where_the_environment_names_one";
+    const NAMES: [&str; 4] = ["", "compute_75", "compute_80", "compute_90"];
+    const REFUSED: [&str; 5] = ["compute_100", "sm_75", "compute_90a5", "75", "turing"];
+    if !is_child() {
+        return NAMES.into_iter().chain(REFUSED).for_each(|name| in_child(TEST, &[(ARCH_VARIABLE, name)]));
+    }
+    let asked = std::env::var(ARCH_VARIABLE).unwrap();
+    match Arch::of_device([9, 0]) {
+        Ok(arch) => {
+            assert!(NAMES.contains(&asked.as_str()), "{asked}");
+            assert_eq!(arch.to_string(), if asked.is_empty() { "sm_90a" } else { &asked });
+        }
+        Err(why) => {
+            assert!(REFUSED.contains(&asked.as_str()), "{asked}");
+            let expected = format!("{ARCH_VARIABLE}: expected a virtual processor as compute_75, at most compute_90");
+            assert!(why.to_string().starts_with(&expected) && why.to_string().contains(&asked), "{why}");
+        }
+    }
+}
+
+#[test]
+fn code_for_a_virtual_processor_is_a_text_that_ends_with_a_zero() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let instance = roofline::instances().into_iter().next().unwrap();
+    let code = nvrtc.compile(&instance, "compute_75".parse().unwrap()).unwrap().code;
+    let text = std::ffi::CStr::from_bytes_with_nul(&code).unwrap().to_str().unwrap();
+    assert!(text.contains(".target sm_75"), "{text}");
 }
