@@ -10,7 +10,7 @@ use crate::cuda::dispatch::{About, Bind, Configured, Operation};
 use crate::cuda::driver::{FloatView, FloatViewMut, Launch, Stream, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
-use crate::cuda::{Caps, Gpu};
+use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::kernel::Reason;
 use crate::tensor::Float;
@@ -105,8 +105,10 @@ pub(in crate::cuda) struct Moves {
     elements: [usize; 2],
     x: Option<Sizes>,
     y: Option<Sizes>,
-    /// Where x begins, behind what the kernel for pixels works in; where y begins; where it ends.
-    places: [usize; 3],
+    /// Bytes of each, 0 where it lies as the caller has it.
+    bytes: [usize; 2],
+    /// Where x begins, behind the counters and what the kernel for pixels works in; where y begins.
+    places: [usize; 2],
 }
 
 impl Moves {
@@ -131,16 +133,16 @@ impl Moves {
         }
         let x = (from[0] != to[0]).then_some(of_x);
         let y = (from[1] != to[1]).then_some(of_y);
-        let bytes =
-            |sizes: Option<Sizes>, element: usize| sizes.map_or(0, |sizes| sizes.iter().product::<usize>() * element);
-        let begin = worked_in.next_multiple_of(ALIGNMENT);
-        let y_at = (begin + bytes(x, elements[0])).next_multiple_of(ALIGNMENT);
-        Ok(Self { elements, x, y, places: [begin, y_at, y_at + bytes(y, elements[1])] })
+        let of = |sizes: Option<Sizes>, element| sizes.map_or(0, |sizes| sizes.iter().product::<usize>() * element);
+        let bytes = [of(x, elements[0]), of(y, elements[1])];
+        // Counters are zeros for every kernel that shares the workspace, also where this one has none.
+        let begin = worked_in.max(Workspace::COUNTER_BYTES).next_multiple_of(ALIGNMENT);
+        Ok(Self { elements, x, y, bytes, places: [begin, (begin + bytes[0]).next_multiple_of(ALIGNMENT)] })
     }
 
     /// Bytes of workspace.
     pub fn bytes(&self) -> usize {
-        self.places[2]
+        self.places[1] + self.bytes[1]
     }
 
     /// Where the kernel's own workspace ends.
@@ -150,10 +152,9 @@ impl Moves {
 
     /// The parts of what lies behind the kernel's own workspace that are x and y; none: they lie where the caller has them.
     pub fn parts<'a>(&self, room: ViewMut<'a, u8>) -> [Option<ViewMut<'a, u8>>; 2] {
-        let [begin, y_at, end] = self.places;
+        let ([begin, y_at], [x_bytes, y_bytes]) = (self.places, self.bytes);
         let (x, y) = room.split_at(y_at - begin);
-        let bytes = |sizes: Sizes, element: usize| sizes.iter().product::<usize>() * element;
-        [self.x.map(|sizes| x.slice(0..bytes(sizes, self.elements[0]))), self.y.map(|_| y.slice(0..end - y_at))]
+        [self.x.map(|_| x.slice(0..x_bytes)), self.y.map(|_| y.slice(0..y_bytes))]
     }
 
     /// Puts the copy of x into a stream, if there is one.
@@ -256,5 +257,25 @@ impl Configured<Convolution> for Planes {
         let inner = Call { x: moved_x, x_layout, y: moved_y, y_layout, workspace: Some(own.get()), ..call };
         self.configured.run(gpu, stream, inner)?;
         inside.map_or(Ok(()), |inside| self.moves.copy_y(gpu, stream, y_layout, [inside, target]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conv::Geometry;
+
+    #[test]
+    fn copies_lie_behind_the_counters_and_do_not_overlap() {
+        let shape = Conv2dShape::new(Geometry::new(3, 5, [1, 1]), 2, [7, 9]).unwrap();
+        let (nchw, nhwc) = ([Layout2d::Nchw; 2], [Layout2d::Nhwc; 2]);
+        for worked_in in [0, 1, Workspace::COUNTER_BYTES, Workspace::COUNTER_BYTES + 4000] {
+            for (from, [x, y]) in [(nchw, [378, 1260]), ([Layout2d::Nhwc, Layout2d::Nchw], [0, 1260])] {
+                let moves = Moves::new(&shape, [1, 2], [from, nhwc], worked_in).unwrap();
+                assert_eq!(moves.bytes, [x, y]);
+                assert!(moves.begin() >= worked_in.max(Workspace::COUNTER_BYTES), "{moves:?}");
+                assert!(moves.places[1] >= moves.begin() + x && moves.bytes() == moves.places[1] + y, "{moves:?}");
+            }
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Layers of bytes: every kernel to the bit as the CPU and other software have them.
 
-use super::convolutions::{caps, implicit_cases};
+use super::convolutions::implicit_cases;
 use super::gpus;
 use crate::conv::{LAYOUTS, cases, golden_cases, golden_shape, laid_out, planes};
 use crate::conv_int8::{bytes, forward as on_cpu, type_of};
@@ -24,7 +24,7 @@ const GUARD: usize = 64;
 /// Every byte of outputs and guards before the kernel runs.
 const POISON: u8 = 0xa5;
 
-fn kernel(name: &str) -> &'static Kernel {
+pub(super) fn kernel(name: &str) -> &'static Kernel {
     KERNELS.iter().find(|kernel| kernel.name == name).unwrap()
 }
 
@@ -61,6 +61,9 @@ impl Bench<'_> {
                 workspace: Some(&mut workspace),
             };
             plan.run(self.gpu, self.stream, call).unwrap();
+            let mut counters = vec![1; plan.workspace_bytes().min(Workspace::COUNTER_BYTES)];
+            self.stream.download(workspace.view().slice(0..counters.len()), &mut counters).unwrap();
+            assert!(counters.iter().all(|&byte| byte == 0), "{plan:?}: counters left behind");
             let mut all = vec![0; len + 2 * GUARD];
             self.stream.download(y.view(), &mut all).unwrap();
             let intact = |guard: &[u8]| guard.iter().all(|&byte| byte == POISON);
@@ -451,50 +454,5 @@ fn wrong_types_shapes_and_lengths_are_errors() {
         let wide = Affine::new(Byte::U8, 1e38, 3).unwrap();
         let apart = Layer::conv2d(&gpu, &stream, &weight([3, 18]), geometry, wide, Some(tiny), none);
         assert!(apart.unwrap_err().to_string().contains("finite multipliers"));
-    }
-}
-
-#[test]
-fn the_choice_is_the_first_kernel_that_can() {
-    let wide = Geometry { padding: [1; 4], ..Geometry::new(64, 64, [3, 3]) };
-    let problem = |geometry, symmetric, floats, layouts| {
-        let shape = Conv2dShape::new(geometry, 32, [56, 56]).unwrap();
-        Problem { shape, x: Byte::U8, symmetric, floats, layouts }
-    };
-    let nhwc = [Layout2d::Nhwc; 2];
-    let chosen = |number, problem: &Problem| Plan::of(&caps(number), problem).unwrap().kernel().name;
-    let new = Geometry::new;
-    for (geometry, kernel) in [
-        (wide, "int8_direct_sm90"),
-        (new(64, 256, [1, 1]), "int8_direct_sm90"),
-        (new(256, 64, [1, 1]), "int8_sm90"),
-        (Geometry { stride: [2, 2], padding: [3; 4], ..new(3, 64, [7, 7]) }, "int8_direct_sm90"),
-        (Geometry { stride: [2, 2], ..wide }, "int8_sm90"),
-        (Geometry { groups: 2, ..Geometry { ci: 128, ..wide } }, "int8_sm90"),
-        // More channels than shared memory holds of what a block sees.
-        (Geometry { padding: [1; 4], ..new(2048, 512, [3, 3]) }, "int8_sm90"),
-    ] {
-        assert_eq!(chosen(90, &problem(geometry, true, false, nhwc)), kernel, "{geometry:?}");
-    }
-    assert_eq!(chosen(90, &problem(new(48, 7, [1, 1]), true, false, nhwc)), "int8_sm90");
-    for arch in [75, 80] {
-        assert_eq!(chosen(arch, &problem(wide, true, false, nhwc)), "int8_mma");
-        assert_eq!(chosen(arch, &problem(new(3, 64, [7, 7]), true, false, nhwc)), "int8_im2col_gemm");
-        assert_eq!(chosen(arch, &problem(wide, true, false, LAYOUTS)), "int8_im2col_gemm");
-        assert_eq!(chosen(arch, &problem(wide, false, false, nhwc)), "int8_simt");
-    }
-    for (problem, why, instead) in [
-        (problem(wide, false, false, nhwc), "without zero points", "int8_simt"),
-        (problem(wide, true, true, nhwc), "y is floats", "int8_simt"),
-        (problem(wide, true, false, LAYOUTS), "in nhwc", "int8_im2col_gemm"),
-        (problem(wide, true, false, [Layout2d::Nchw; 2]), "in nhwc", "int8_planes"),
-        (problem(wide, false, false, [Layout2d::Nchw; 2]), "without zero points", "int8_simt"),
-        (problem(Geometry { groups: 2, ..wide }, true, false, nhwc), "a group has 32", "int8_mma"),
-        (problem(Geometry::new(40, 8, [1, 1]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),
-        (problem(Geometry::new(3, 64, [7, 7]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),
-    ] {
-        assert_eq!(chosen(90, &problem), instead, "{problem}");
-        let reason = kernel("int8_sm90").supports(&caps(90), &problem).unwrap_err();
-        assert!(reason.0.contains(why), "{problem}: {reason}");
     }
 }
