@@ -112,8 +112,7 @@ DEV Zeros zeros_symmetric() {
       return {0xe480e480, 0xe480e480};
   }
 }
-DEV Zeros zeros_of(u32 z) {  // z: zero points of R and R+8 in the low two bytes
-  const u32 a = z & 255, b = (z >> 8) & 255;
+DEV Zeros zeros_of(u32 a, u32 b) {
   if constexpr (FIELD == 4) {
     if constexpr (BF16)
       return {int4_bf16_zero(a), int4_bf16_zero(b)};
@@ -126,6 +125,7 @@ DEV Zeros zeros_of(u32 z) {  // z: zero points of R and R+8 in the low two bytes
       return {int8_half_zero(a), int8_half_zero(b)};
   }
 }
+DEV Zeros zeros_of(u32 z) { return zeros_of(z & 255, (z >> 8) & 255); }  // both in the low two bytes
 // Scales or offsets of rows R and R + 8 of a group as they lie: two halves, or two floats.
 struct RowPair {
   u32 v[SCALE_F32 ? 2 : 1];
@@ -288,9 +288,33 @@ DEV float low(u32 v) { return SCALE_BF16 ? bf16_low(v) : half_low(v); }
 DEV float high(u32 v) { return SCALE_BF16 ? bf16_high(v) : half_high(v); }
 DEV float first_row(RowPair pair) { return SCALE_F32 ? __uint_as_float(pair.v[0]) : low(pair.v[0]); }
 DEV float second_row(RowPair pair) { return SCALE_F32 ? __uint_as_float(pair.v[SCALE_F32]) : high(pair.v[0]); }
+DEV TwoFloats both_rows(RowPair pair) { return {first_row(pair), second_row(pair)}; }
+// What is taken off the codes of a group with offsets, and the offsets that are left: w = s * (q - z) + (o + s * z),
+// where z is the code that comes nearest to 0. Both terms together are at most three times the weight, so that sums of
+// them lose no more than sums of weights would; s * q and o alone may be far greater than it.
+struct Centred {
+  Zeros z;
+  TwoFloats o;
+  DEV Centred of(RowPair scales, RowPair offsets) {
+    Centred centred;
+    const u32 z = code_of_zero(first_row(scales), first_row(offsets), centred.o.r),
+              z8 = code_of_zero(second_row(scales), second_row(offsets), centred.o.r8);
+    centred.z = zeros_of(z, z8);
+    return centred;
+  }
+  // Any whole number would be right, so that the division may be rounded, and a scale of 0 takes 0 off.
+  DEV u32 code_of_zero(float s, float o, float& left) {
+    constexpr float MOST = (1 << BITS) - 1;
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(s * -MOST));
+    const float shifted = fmaf(__saturatef(o * inverse), MOST, 0x1p23f);
+    left = fmaf(shifted - 0x1p23f, s, o);
+    return __float_as_uint(shifted) - 0x4b000000;
+  }
+};
 // sum += offset * sum of x, of a strip; `sums`: where those of the tokens of a group begin.
-template <int HALF> DEV void add_offsets(float (&sum)[HALF], RowPair offsets, u32 sums) {
-  const float o = first_row(offsets), o8 = second_row(offsets);
+template <int HALF> DEV void add_offsets(float (&sum)[HALF], TwoFloats offsets, u32 sums) {
+  const float o = offsets.r, o8 = offsets.r8;
 #pragma unroll
   for (int n = 0; n < HALF / 4; n++) {
     u32 x[2];

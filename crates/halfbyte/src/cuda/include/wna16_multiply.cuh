@@ -28,7 +28,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
       load_codes(q[p], c.codes(p), c.lane);
       m[p] = c.multiples(p);
 #pragma unroll
-      for (int i = 0; TERMS_FIRST && i < GROUPS; i++) t[p].load(c, p, i);
+      for (int i = 0; TERMS_FIRST && i < GROUPS; i++) t[p].load_scales(c, {}, p, i), t[p].load_zeros(c, {}, p, i);
       if constexpr (GROUP == 0) t[p].z[0] = row_zeros[p];
     }
 #pragma unroll
@@ -37,7 +37,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) {
 #pragma unroll
-        for (int i = group; !TERMS_FIRST && i < group + AT_ONCE; i++) t[p].z[i] = c.zeros(p, i);
+        for (int i = group; !TERMS_FIRST && i < group + AT_ONCE; i++) t[p].load_zeros(c, m[p], p, i);
 #pragma unroll
         for (int h = 0; h < CHAINS; h++)
 #pragma unroll
@@ -73,7 +73,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
 #pragma unroll
       for (int i = group; !TERMS_FIRST && i < group + AT_ONCE; i++)
 #pragma unroll
-        for (int p = 0; p < STRIPS; p++) t[p].load_factors(c, m[p], p, i);
+        for (int p = 0; p < STRIPS; p++) t[p].load_scales(c, m[p], p, i);
       [[maybe_unused]] u32 offsets[STRIPS], sums[NT / 8][2];  // FOLDED: of this lane's group
       if constexpr (FOLDED) {
         mbarrier_wait(c.r.summed + 8 * c.w.stage, c.w.phase);
@@ -96,8 +96,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
           promote(sum[p], acc[p][i], GROUP ? first_row(terms.s[group + i]) : 1.f,
                   GROUP ? second_row(terms.s[group + i]) : 1.f);
           if constexpr (FOLDED) multiply_sums(of_x[i], offsets[p], sums);
-          if constexpr (W_OFFSET)
-            promote(sum[p], of_x[i], first_row(terms.o[group + i]), second_row(terms.o[group + i]));
+          if constexpr (W_OFFSET) promote(sum[p], of_x[i], terms.o[group + i].r, terms.o[group + i].r8);
         }
       }
     }
@@ -109,12 +108,33 @@ struct Unit {
   Codes q[STRIPS];
   UnitTerms t[STRIPS];
   Multiples m[STRIPS];
-  RowPair o[STRIPS];  // offsets of the group that this lane has a column of
+  TwoFloats o[STRIPS];  // offsets of the group that this lane has a column of
   u32 empty_w;
   __device__ __forceinline__ RowPair scales(int p, int group) const {
     return MULTIPLES ? m[p].scales(group) : t[p].s[group];
   }
 };
+// A lane has the offsets of the group that it has a column of; what they take off codes it gets of every group.
+[[maybe_unused]] DEV void load_offsets(const Consumer& c, Unit& u, int p) {
+  constexpr int ALL = GROUPS ? GROUPS : 1;
+  const int group = (c.lane & 3) % ALL;
+  RowPair scales, offsets;
+  if constexpr (MULTIPLES) {
+    const u32 word = load_shared(c.params(p) + words_of_pair(c.lane >> 2) + group * 4);
+    scales = scale_pair(word, u.m[p].halves(), group), offsets = offset_pair(word, u.m[p].of_offsets, group);
+  } else {
+    scales = c.scales({}, p, group), offsets = c.offsets({}, p, group);
+  }
+  if constexpr (FOLDED) {
+    u.o[p] = both_rows(offsets);
+  } else {
+    const Centred own = Centred::of(scales, offsets);
+    u.o[p] = own.o;
+#pragma unroll
+    for (int i = 0; i < ALL; i++)
+      u.t[p].z[i] = {__shfl_sync(0xffffffffu, own.z.r, i, 4), __shfl_sync(0xffffffffu, own.z.r8, i, 4)};
+  }
+}
 DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
   mbarrier_wait(c.r.full_w + 8 * c.w.stage, c.w.phase);
 #pragma unroll
@@ -125,11 +145,7 @@ DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
       if constexpr (!MULTIPLES) u.t[p].s[i] = c.scales({}, p, i);
       u.t[p].z[i] = c.zeros(p, i);
     }
-    const int group = (c.lane & 3) % (GROUPS ? GROUPS : 1);
-    if constexpr (MULTIPLES && W_OFFSET)
-      u.o[p] = offset_pair(load_shared(c.params(p) + words_of_pair(c.lane >> 2) + group * 4), u.m[p].of_offsets, group);
-    else if constexpr (W_OFFSET)
-      u.o[p] = c.offsets({}, p, group);
+    if constexpr (W_OFFSET) load_offsets(c, u, p);
     if constexpr (GROUP == 0) u.t[p].z[0] = row_zeros[p];
   }
 #pragma unroll
@@ -152,27 +168,28 @@ DEV u64 open_x(const Consumer& c) {
   return RowsOfX::DESCRIPTOR_HIGH |
          __shfl_sync(0xffffffffu, wgmma_descriptor_low(c.r.x) + c.x.stage * (STAGE_X / 16), 0);
 }
-// Offsets of a unit as the A operand of TF32, 8 k: of the groups the upper 11 bits, then what is left of them; halves
-// have nothing left, and come twice.
-[[maybe_unused]] DEV void split_offsets(RowPair offsets, int lane, u32 (&o)[4]) {
-  const float both[2] = {first_row(offsets), second_row(offsets)};
+// Offsets of a unit as the A operand of TF32, 8 k: of four groups the upper 11 bits, then what is left of them; of two
+// groups both, twice.
+[[maybe_unused]] DEV void split_offsets(TwoFloats offsets, int lane, u32 (&o)[4]) {
+  const float both[2] = {offsets.r, offsets.r8};
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const float there = (lane & 3) < GROUPS ? both[i] : 0.f, high = rounded_to_tf32(there);
-    o[i] = __float_as_uint(high);
-    o[i + 2] = __float_as_uint(SCALE_F32 ? rounded_to_tf32(there - high) : high);
+    const float high = rounded_to_tf32(both[i]), rest = rounded_to_tf32(both[i] - high);
+    o[i] = __float_as_uint(GROUPS == 2 && (lane & 2) ? rest : high);
+    o[i + 2] = GROUPS == 2 ? o[i] : __float_as_uint(rest);
   }
 }
-// The descriptor of the upper parts of the current stage's sums of x: [tokens][4 groups], 8 tokens in 128 bytes; lower
-// parts lie behind all of them.  For offsets of two parts both halves of k are the same; else upper and lower parts.
+// The descriptor of the upper parts of the current stage's sums of x: [tokens][4 groups, or twice 2], 8 tokens in 128
+// bytes; lower parts lie behind all of them.  Of four groups both halves of k are the same parts, of two the upper and
+// the lower ones.
 [[maybe_unused]] DEV u64 x_sums_low(const Consumer& c) {
   const u32 low = __shfl_sync(0xffffffffu, (c.r.x_sums(c.x.stage) & 0x3ffff) >> 4, 0);
-  return (128ull / 16) << 32 | (SCALE_F32 ? 0 : NT << 16) | low;
+  return (128ull / 16) << 32 | (GROUPS == 2 ? NT << 16 : 0) | low;
 }
 // sum += offsets * sums of TOKENS of x.
 template <int TOKENS, int C> DEV void multiply_offsets(float (&sum)[C], const u32 (&o)[4], u64 x_sums) {
   WgmmaTf32<TOKENS>::run(sum, o, x_sums);
-  if constexpr (SCALE_F32) WgmmaTf32<TOKENS>::run(sum, o, x_sums + NT);
+  if constexpr (GROUPS == 4) WgmmaTf32<TOKENS>::run(sum, o, x_sums + NT);
 }
 // Step i of a unit is strip i % STRIPS of half i / STRIPS (64 k): its four fragments.
 DEV void decode_step(const Unit& u, int i, u32 (&a)[4][4]) {

@@ -86,15 +86,21 @@ template <int C> DEV void promote(float (&sum)[C], const float (&acc)[C], float 
 
 // What the sums of groups are scaled by, and of x.
 struct UnitTerms {
-  RowPair s[GROUPS + 1], o[GROUPS + 1];
+  RowPair s[GROUPS + 1];
+  TwoFloats o[GROUPS + 1];
   Zeros z[GROUPS + 1];
-  __device__ __forceinline__ void load_factors(const Consumer& c, const Multiples& m, int p, int group) {
+  __device__ __forceinline__ void load_scales(const Consumer& c, const Multiples& m, int p, int group) {
     s[group] = c.scales(m, p, group);
-    o[group] = c.offsets(m, p, group);
+    if constexpr (FOLDED) o[group] = both_rows(c.offsets(m, p, group));
   }
-  __device__ __forceinline__ void load(const Consumer& c, int p, int group) {
-    load_factors(c, {}, p, group);
-    z[group] = c.zeros(p, group);
+  // Where offsets are CENTRED, z and o follow from both.
+  __device__ __forceinline__ void load_zeros(const Consumer& c, const Multiples& m, int p, int group) {
+    if constexpr (CENTRED) {
+      const Centred centred = Centred::of(c.scales(m, p, group), c.offsets(m, p, group));
+      z[group] = centred.z, o[group] = centred.o;
+    } else {
+      z[group] = c.zeros(p, group);
+    }
   }
 };
 

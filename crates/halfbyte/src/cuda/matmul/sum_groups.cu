@@ -9,7 +9,7 @@
 // As `Params` in sum_groups.rs.
 struct Params {
   const void* x;  // [rows][pitch], rows at multiples of 16 bytes
-  float* sums;  // [tiles][atoms][2][tokens][4]: upper parts, then lower ones, and zeros where there is nothing
+  float* sums;  // [tiles][atoms][2][tokens][4]: upper parts, then lower ones; two groups come twice
   u64 pitch;
   u32 rows, k;
   u32 atoms;  // of 128 columns
@@ -39,7 +39,7 @@ template <int GROUP> __global__ void __launch_bounds__(256) sum_groups(const Par
   constexpr u32 GROUPS = 128 / GROUP;
 #pragma unroll
   for (u32 i = group % GROUPS; i < 4; i += GROUPS) {
-    to[i] = i < GROUPS ? upper : 0.f;
-    to[p.tokens * 4 + i] = i < GROUPS ? lower : 0.f;
+    to[i] = upper;
+    to[p.tokens * 4 + i] = lower;
   }
 }

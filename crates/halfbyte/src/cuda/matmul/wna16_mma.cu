@@ -15,49 +15,51 @@
 #include "wna16_mma.cuh"
 #include "cp_async_ring.cuh"
 
-// What the sums of a group are multiplied by, and of x.
-struct GroupTerms {
-  RowPair s, o;
-};
-
-// Scales, zero points and offsets of a group of a stage, of a lane's rows.
-DEV void load_group(const Warp& w, GroupTerms (&t)[STRIPS], Zeros (&z)[STRIPS], u32 stage, int group) {
+// Scales, offsets and zero points of a group of a stage, of a lane's rows: what its sums are multiplied by, and sums of
+// x, and what comes off codes.
+DEV void load_group(const Warp& w, RowPair (&s)[STRIPS], TwoFloats (&o)[STRIPS], Zeros (&z)[STRIPS], u32 stage,
+                    int group) {
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
     const u32 strip = stage * STAGE_W + p * STRIP_BYTES, zeros = w.zeros + strip + group * GROUP_ZEROS;
+    [[maybe_unused]] RowPair offsets;
     if constexpr (MULTIPLES) {
       const u32 params = w.params + strip,
                 word = load_shared(params + words_of_pair(w.pair) + word_of_group(group) * 4);
       u32 halves = load_shared(params + last_of_pair<NIBBLES>(w.pair));
       if constexpr (W_OFFSET) {
         const u32 of_offsets = NIBBLES ? load_shared(params + last_of_pair<NIBBLES>(w.pair) + 4) : halves;
-        t[p].o = offset_pair(word, of_offsets, group);
+        offsets = offset_pair(word, of_offsets, group);
         if constexpr (!NIBBLES) halves = scale_halves(Multiples::load(params, w.pair).words);
       }
-      t[p].s = scale_pair(word, halves, group);
+      s[p] = scale_pair(word, halves, group);
     } else {
-      t[p].s = load_row_pair(w.scales + strip + group * GROUP_SCALES);
-      if constexpr (W_OFFSET) t[p].o = load_row_pair(zeros);
+      s[p] = load_row_pair(w.scales + strip + group * GROUP_SCALES);
+      if constexpr (W_OFFSET) offsets = load_row_pair(zeros);
     }
     z[p] = zeros_symmetric();
     if constexpr (ZERO) z[p] = zeros_of(load_shared_u16(zeros));
+    if constexpr (CENTRED) {
+      const Centred centred = Centred::of(s[p], offsets);
+      z[p] = centred.z, o[p] = centred.o;
+    }
   }
 }
 
 // sum += scale * acc.
-DEV void add_scaled(float (&sum)[STRIPS][NT / 2], const float (&acc)[STRIPS][NT / 2], const GroupTerms (&t)[STRIPS]) {
+DEV void add_scaled(float (&sum)[STRIPS][NT / 2], const float (&acc)[STRIPS][NT / 2], const RowPair (&s)[STRIPS]) {
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
-    const float s0 = first_row(t[p].s), s8 = second_row(t[p].s);
+    const float s0 = first_row(s[p]), s8 = second_row(s[p]);
 #pragma unroll
     for (int i = 0; i < NT / 2; i++) sum[p][i] = fmaf(acc[p][i], (i & 2) ? s8 : s0, sum[p][i]);
   }
 }
 
 // sum += offset * sum of x; `sums`: where those of a group's tokens begin.
-[[maybe_unused]] DEV void add_offsets(float (&sum)[STRIPS][NT / 2], const GroupTerms (&t)[STRIPS], u32 sums) {
+[[maybe_unused]] DEV void add_offsets(float (&sum)[STRIPS][NT / 2], const TwoFloats (&o)[STRIPS], u32 sums) {
 #pragma unroll
-  for (int p = 0; p < STRIPS; p++) add_offsets(sum[p], t[p].o, sums);
+  for (int p = 0; p < STRIPS; p++) add_offsets(sum[p], o[p], sums);
 }
 
 // a times x of 16 k.
@@ -72,7 +74,8 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
                   const Zeros (&row_zeros)[STRIPS]) {
   float acc[STRIPS][NT / 2];  // sums of a group
   u32 q[STRIPS][words_of(K16)];
-  GroupTerms t[STRIPS];
+  RowPair s[STRIPS];
+  TwoFloats o[STRIPS];
   Zeros z[STRIPS];
   Multiples m[STRIPS];  // FOLDED
   Step b[2];
@@ -83,7 +86,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
       warp.load_steps<K16>(q[p], r.stage, p, 0);
       if constexpr (FOLDED) m[p] = Multiples::load(warp.params + r.stage * STAGE_W + p * STRIP_BYTES, warp.pair);
     }
-    if constexpr (GROUP != 0 && !FOLDED) load_group(warp, t, z, r.stage, 0);
+    if constexpr (GROUP != 0 && !FOLDED) load_group(warp, s, o, z, r.stage, 0);
     warp.load_x(b[0], r.stage, 0);
   };
 #pragma unroll
@@ -102,17 +105,18 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
         const bool starts = GROUP != 0 && half == 0 && j == 0, ends = GROUP != 0 && half == HALVES - 1 && j == K16 - 1;
         const u32 sums = r.terms(r.stage);
         u32 a[STRIPS][4];
-        GroupTerms own[STRIPS];  // of the stage that `open` leaves
+        RowPair scales[STRIPS];  // of the stage that `open` leaves
+        TwoFloats offsets[STRIPS];
         Multiples own_multiples[STRIPS];
 #pragma unroll
         for (int p = 0; p < STRIPS; p++) {
           if constexpr (FOLDED) {
             decode<K16>(q[p], j, Fold::of(m[p].of_step(j), j), a[p]);
             own_multiples[p] = m[p];
-            own[p].s = m[p].scales(0);
+            scales[p] = m[p].scales(0);
           } else {
             decode<K16>(q[p], j, z[p], a[p]);
-            own[p] = t[p];
+            scales[p] = s[p], offsets[p] = o[p];
           }
           if (starts)
 #pragma unroll
@@ -126,17 +130,19 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
           if (half + 1 < HALVES || left > 1) open();
         }
         multiply_step(GROUP ? acc : sum, a, b[j & 1]);
-        if (ends) add_scaled(sum, acc, own);
+        if (ends) add_scaled(sum, acc, scales);
         // Sums of x are those of a stage.
         if (FOLDED && ends) {
 #pragma unroll
           for (int p = 0; p < STRIPS; p++)
 #pragma unroll
             for (int g = 0; g < GROUPS; g++)
-              add_offsets(sum[p], offset_pair(own_multiples[p].words[word_of_group(g)], own_multiples[p].of_offsets, g),
-                          sums + g * (NT * 4));
+              add_offsets(
+                  sum[p],
+                  both_rows(offset_pair(own_multiples[p].words[word_of_group(g)], own_multiples[p].of_offsets, g)),
+                  sums + g * (NT * 4));
         } else if (W_OFFSET && j == K16 - 1) {
-          add_offsets(sum, own, sums);
+          add_offsets(sum, offsets, sums);
         }
       }
   }
@@ -149,7 +155,8 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
   constexpr int GROUPS_OF_PAIR = GROUP == 16 ? 2 : 1;
   float acc[STRIPS][NT / 2];
   u32 q[STRIPS][words_of(2)];
-  GroupTerms t[STRIPS];
+  RowPair s[STRIPS];
+  TwoFloats o[STRIPS];
   Zeros z[STRIPS];
   Step b[2];
   int pair = 0;  // of steps of 16 k of the stage
@@ -161,13 +168,12 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
   auto load = [&]() {
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) warp.load_steps<2>(q[p], r.stage, p, 2 * pair);
-    if (pair % OF_GROUP == 0) load_group(warp, t, z, r.stage, pair / OF_GROUP * GROUPS_OF_PAIR);
+    if (pair % OF_GROUP == 0) load_group(warp, s, o, z, r.stage, pair / OF_GROUP * GROUPS_OF_PAIR);
     warp.load_x(b[0], r.stage, 2 * pair);
   };
   // The sums of a group are scaled, and begin again.
-  auto promote = [&](const GroupTerms(&of)[STRIPS], u32 sums) {
-    add_scaled(sum, acc, of);
-    if constexpr (W_OFFSET) add_offsets(sum, of, sums);
+  auto promote = [&](const RowPair(&scales)[STRIPS]) {
+    add_scaled(sum, acc, scales);
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
 #pragma unroll
@@ -189,16 +195,18 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
     warp.load_x(b[1], r.stage, 2 * pair + 1);
     multiply_step(acc, a, b[0]);
     if constexpr (GROUP == 16) {
-      promote(t, sums);
+      if constexpr (W_OFFSET) add_offsets(sum, o, sums);
+      promote(s);
       sums += NT * 4;
-      load_group(warp, t, z, r.stage, 2 * pair + 1);
+      load_group(warp, s, o, z, r.stage, 2 * pair + 1);
     }
-    GroupTerms own[STRIPS];
+    RowPair scales[STRIPS];  // of the stage that is closed below
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
       decode<2>(q[p], 1, z[p], a[p]);
-      own[p] = t[p];
+      scales[p] = s[p];
     }
+    if (W_OFFSET && ends) add_offsets(sum, o, sums);
     if (++pair == K16 / 2) {
       pair = 0;
       r.close(g);
@@ -206,7 +214,7 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
     }
     if (left > 1) load();
     multiply_step(acc, a, b[1]);
-    if (ends) promote(own, sums);
+    if (ends) promote(scales);
   }
 }
 

@@ -131,8 +131,8 @@ impl Config {
         if small_groups || copies_wait_in_registers(caps) && self.tokens > 16 {
             self.blocks = 1;
         }
-        // Two strips of 64 tokens leave no registers for offsets where codes have 8 bits, or groups 64 columns.
-        if atom.offset && self.tokens == 64 && (atom.field_bits() == 8 || atom.multiples || atom.group == 64) {
+        // Two strips leave no registers for offsets beside 64 tokens, nor beside 16 where codes have 8 bits and there are two blocks.
+        if atom.offset && (self.tokens == 64 || self.tokens == 16 && self.blocks == 2 && atom.field_bits() == 8) {
             self.strips = 1;
         }
         let room = room(caps, self.blocks).saturating_sub(self.staging(out) + 16);
