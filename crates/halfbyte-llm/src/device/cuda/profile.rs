@@ -62,6 +62,7 @@ impl Describe<OnCuda> for Run<'_> {
                 let codes = quantized(Some(by), *from);
                 by.kernel(self.cuda, rows, if codes { Float::F32 } else { self.model.activations })?
             }
+            What::Append(_) if self.appends_in_attention() => "in attention".to_owned(),
             What::Append(_) => "rope".to_owned(),
             What::Attend(attention) => self.attention_kernel(attention.window, rows)?.to_owned(),
             What::Activate(mlp) => {

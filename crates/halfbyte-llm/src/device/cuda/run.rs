@@ -254,12 +254,24 @@ impl<'m> Run<'m> {
         Ok(nn::attention_kernel(self.cuda.gpu(), rows, self.rows.longest, window, &self.state.cache)?)
     }
 
+    /// Whether attention appends rows itself: one of each text.
+    pub(super) fn appends_in_attention(&self) -> bool {
+        let of = match self.rows.texts {
+            None => nn::Rows::OfOneText,
+            Some(texts) if texts.chunks.is_empty() => nn::Rows::OnePerText,
+            Some(_) => return false,
+        };
+        nn::appends(self.cuda.gpu(), &self.state.cache, of, self.rows.tokens.len())
+    }
+
     fn attend_rows(&mut self, layer: usize, of: &Attention<OnCuda>, on: Range<usize>, seen: Seen<'_>) -> Result<()> {
+        let append = self.appends_in_attention().then(|| append_of(self.model, of, self.state.room));
         let (heads, width) = (of.heads, of.heads.heads * of.heads.head_size);
         let State { qkv, cache, attention, attended, .. } = &mut *self.state;
         // What attention gives lies where the rows are that go on.
         let first = if self.rows.texts.is_some() { on.start } else { 0 };
         let what = nn::Attention {
+            append,
             qkv: qkv.view().slice(on.start * heads.row()..on.end * heads.row()),
             rows: seen.rows,
             positions: seen.positions,
@@ -372,16 +384,14 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn append(&mut self, layer: usize, attention: &Attention<OnCuda>) -> Result<()> {
+        if self.appends_in_attention() {
+            return Ok(());
+        }
         let State { qkv, cache, room, .. } = &mut *self.state;
         let qkv = qkv.view_mut().slice(0..self.on.len() * attention.heads.row());
-        let norms = attention.head_norms.as_ref().map(|[queries, keys]| HeadNorms {
-            queries: queries.weight.view(),
-            keys: keys.weight.view(),
-            eps: queries.eps,
-        });
+        let nn::Append { rope, norms } = append_of(self.model, attention, *room);
         let Rows { positions, texts, .. } = self.rows;
         let rows = NewRows { qkv, positions, slots: texts.map_or(positions, |texts| texts.slots), norms };
-        let rope = attention.rope.as_deref().map_or(&self.model.no_rope, |rope| rope.of(*room));
         Ok(rope.apply(self.cuda.gpu(), self.cuda.stream(), rows, cache, layer)?)
     }
 
@@ -453,6 +463,16 @@ impl Steps<OnCuda> for Run<'_> {
         self.summed = false;
         Ok(ControlFlow::Continue(()))
     }
+}
+
+/// How rows become what attention reads, in a text that has room for so many tokens.
+fn append_of<'a>(model: &'a CudaModel, attention: &'a Attention<OnCuda>, room: usize) -> nn::Append<'a> {
+    let norms = attention.head_norms.as_ref().map(|[queries, keys]| HeadNorms {
+        queries: queries.weight.view(),
+        keys: keys.weight.view(),
+        eps: queries.eps,
+    });
+    nn::Append { rope: attention.rope.as_deref().map_or(&model.no_rope, |rope| rope.of(room)), norms }
 }
 
 /// What an MLP does between its products.

@@ -29,6 +29,12 @@ struct Params {
   const float* sinks;  // [heads]: scores that count in the softmax and stand for no value, or null
   u32* counters;  // of one row a text: [rows][blocks of heads], zeros between launches
   u32 fresh;  // last positions of a text that the kernel before this one may write
+  u32 stages;  // of a warp's ring in flash_decoding_sm90.cu
+  // Where it norms, rotates and appends the rows itself, as rope.cu does; else zeros.
+  const double* turns;  // [pairs]: of a position
+  const float *query_norm, *key_norm;  // weights [head_size], with norms
+  u32 appends, pairs;
+  float eps;
   u32 padding;  // of this struct
 };
 

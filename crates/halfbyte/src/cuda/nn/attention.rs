@@ -1,9 +1,13 @@
 //! Attention over a cache of keys and values: launches of `attention.cu`, and the choice between it, `attention_wgmma.cu` and
-//! `attention_mma.cu` for many rows, and `flash_decoding.cu` for one row of each text.
+//! `attention_mma.cu` for many rows, and `flash_decoding_sm90.cu` and `flash_decoding.cu` for one row of each text.
 
 use super::floats::float_type;
 use super::kv_cache::{KvCache, element_type};
-use super::{attention_mma, attention_wgmma, flash_decoding, launch, narrow, overlapping, rows_of, same_length};
+use super::rope::{HeadNorms, Rope};
+use super::{
+    attention_mma, attention_wgmma, flash_decoding, flash_decoding_sm90, launch, narrow, overlapping, rows_of,
+    same_length,
+};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatViewMut, Stream, View};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -66,11 +70,24 @@ pub enum Rows {
     OnePerText,
 }
 
+/// How rows become what attention reads, as [`Rope::apply`] does it.
+#[derive(Clone, Copy, Debug)]
+pub struct Append<'a> {
+    /// The rotations of queries and keys.
+    pub rope: &'a Rope,
+    /// Norms of the heads, where the model has them.
+    pub norms: Option<HeadNorms<'a>>,
+}
+
 /// What attends to what.
 #[derive(Debug)]
 pub struct Attention<'a> {
-    /// Rows of queries, keys and values, `[m, heads.row()]`; only the queries are read: keys and values are in the cache.
+    /// Rows of queries, keys and values, `[m, heads.row()]`. Only queries are read, unless the rows are appended: keys and values are in
+    /// the cache.
     pub qkv: View<'a, f32>,
+    /// The rows are as the product before leaves them, and their keys and values go to the cache, where [`appends`] says so. The queries
+    /// stay as they are.
+    pub append: Option<Append<'a>>,
     /// Whose they are.
     pub rows: Rows,
     /// Position of each row in its text, `[m]`.
@@ -96,7 +113,7 @@ pub struct Attention<'a> {
     pub kernels: Kernels,
 }
 
-/// Which kernels may compute attention of many rows.
+/// Which kernels may compute attention of several rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kernels {
     /// The fastest that a processor has.
@@ -139,6 +156,9 @@ impl Attention<'_> {
             if let Some(of_heads) = of_heads {
                 same_length(OP, name, Some(heads.heads), of_heads.len())?;
             }
+        }
+        if let Some(Append { rope, norms }) = &self.append {
+            rope.check(OP, heads, norms.as_ref())?;
         }
         if self.cap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
             return Err(Error::invalid(OP, "a cap above 0", format!("{:?}", self.cap)));
@@ -187,11 +207,19 @@ pub fn attention_kernel(
         let on_tensor_cores = attention_mma::choice(gpu.caps(), rows, false, cache)?.is_some();
         return Ok(if on_tensor_cores { "attention_mma" } else { "attention" });
     }
+    if flash_decoding_sm90::takes(gpu.caps(), cache) {
+        return Ok("flash_decoding_sm90");
+    }
     Ok(match (flash_decoding::kernel(gpu, cache), parts_of(longest, window, PART_LENGTH)) {
         (Some(_), _) => "flash_decoding",
         (None, 1) => "attention",
         (None, _) => "attention, combine",
     })
+}
+
+/// Whether attention of so many rows appends them itself ([`Attention::append`]): one of each text, on Hopper.
+pub fn appends(gpu: &Gpu, cache: &KvCache, of: Rows, rows: usize) -> bool {
+    (rows == 1 || of == Rows::OnePerText) && flash_decoding_sm90::takes(gpu.caps(), cache)
 }
 
 /// Parts of this length that a row's positions lie in, wherever the window begins.
@@ -230,6 +258,13 @@ parameters! {
         sinks: u64,
         counters: u64,
         fresh: u32,
+        stages: u32,
+        turns: u64,
+        query_norm: u64,
+        key_norm: u64,
+        appends: u32,
+        pairs: u32,
+        eps: f32,
         padding: u32,
     }
 }
@@ -262,7 +297,7 @@ pub fn attention(
     gpu: &Gpu,
     stream: &Stream,
     what: &Attention<'_>,
-    cache: &KvCache,
+    cache: &mut KvCache,
     layer: usize,
     workspace: &mut AttentionWorkspace,
     out: FloatViewMut<'_>,
@@ -274,18 +309,25 @@ pub fn attention(
     if rows == 0 {
         return Ok(());
     }
-    let decoding = flash_decoding::kernel(gpu, cache).filter(|_| rows == 1 || what.rows == Rows::OnePerText);
-    if rows > 1 && what.rows == Rows::OnePerText && decoding.is_none() {
+    let single = rows == 1 || what.rows == Rows::OnePerText;
+    let of_hopper = single && what.kernels == Kernels::All && flash_decoding_sm90::takes(gpu.caps(), cache);
+    if what.append.is_some() && !of_hopper {
+        let got = format!("{rows} rows, {:?}, over {:?}", what.rows, cache.kv());
+        return Err(Error::invalid(OP, "rows that `Rope::apply` has appended, where `appends` says no", got));
+    }
+    let decoding = flash_decoding::kernel(gpu, cache).filter(|_| single);
+    if single && rows > 1 && decoding.is_none() {
         return one_by_one(gpu, stream, what, cache, layer, workspace, out);
     }
-    let single = rows == 1 || what.rows == Rows::OnePerText;
-    let division = match &decoding {
-        Some(_) if rows > 1 => {
-            let longest = what.window.map_or(what.longest, |window| window.min(what.longest));
-            flash_decoding::of_texts(gpu.caps().multiprocessors as usize, heads, rows, longest)
-        }
-        _ => flash_decoding::of_one_text(if single { parts_of(what.longest, what.window, PART_LENGTH) } else { 1 }),
+    let multiprocessors = gpu.caps().multiprocessors as usize;
+    let longest = what.window.map_or(what.longest, |window| window.min(what.longest));
+    let division = match rows {
+        _ if !single => flash_decoding::of_one_text(1),
+        1 => flash_decoding::of_one_text(parts_of(what.longest, what.window, PART_LENGTH)),
+        _ if of_hopper => flash_decoding_sm90::of_texts(multiprocessors, heads, rows, longest),
+        _ => flash_decoding::of_texts(multiprocessors, heads, rows, longest),
     };
+    let of_hopper = of_hopper.then(|| flash_decoding_sm90::form(gpu.caps(), heads, rows, division, longest));
     let parts = division.parts;
     let AttentionWorkspace { partial, counters } = workspace;
     let needed = [rows * heads.heads * parts * (heads.head_size + 2), rows * flash_decoding::blocks_of_text(heads)];
@@ -294,6 +336,7 @@ pub fn attention(
         return Err(Error::invalid(OP, expected, format!("{} and {} elements", partial.len(), counters.len())));
     }
     let pages_of_text = what.pages.map_or(0, |pages| if single { pages.len() / rows } else { pages.len() });
+    let norms = what.append.and_then(|append| append.norms);
     let params = Params {
         qkv: what.qkv.pointer(),
         keys: keys.pointer(),
@@ -322,9 +365,20 @@ pub fn attention(
         slopes: what.slopes.map_or(0, |slopes| slopes.pointer()),
         sinks: what.sinks.map_or(0, |sinks| sinks.pointer()),
         counters: counters.pointer(),
-        fresh: u32::try_from(what.fresh).unwrap_or(u32::MAX),
+        // Nothing of the cache that is read, where the kernel appends.
+        fresh: if what.append.is_some() { 0 } else { u32::try_from(what.fresh).unwrap_or(u32::MAX) },
+        stages: of_hopper.map_or(0, |form| form.stages as u32),
+        turns: what.append.map_or(0, |append| append.rope.pointer()),
+        query_norm: norms.map_or(0, |norms| norms.queries.pointer()),
+        key_norm: norms.map_or(0, |norms| norms.keys.pointer()),
+        appends: what.append.is_some().into(),
+        pairs: narrow(OP, "pairs", what.append.map_or(0, |append| append.rope.pairs()))?,
+        eps: norms.map_or(0.0, |norms| norms.eps),
         padding: 0,
     };
+    if let Some(form) = of_hopper {
+        return flash_decoding_sm90::launch(gpu, stream, &params, form, (cache, layer));
+    }
     let joins = decoding.is_some();
     if decoding.is_none() && what.kernels == Kernels::All {
         let many_rows = attention_wgmma::choice(gpu.caps(), rows, what.changes_scores(), cache, layer)?;
@@ -359,7 +413,7 @@ fn one_by_one(
     gpu: &Gpu,
     stream: &Stream,
     what: &Attention<'_>,
-    cache: &KvCache,
+    cache: &mut KvCache,
     layer: usize,
     workspace: &mut AttentionWorkspace,
     mut out: FloatViewMut<'_>,

@@ -2,13 +2,13 @@
 
 use super::attention::{FEW_QUERIES, LARGEST_HEAD, OP, Params};
 use super::attention_mma::MOST_POSITIONS;
-use super::kv_cache::{KvCache, KvView, on_tensor_cores};
-use super::{launch, narrow};
-use crate::cuda::driver::{Arg, Launch, Stream, Swizzle, TensorMap, Tiles};
+use super::kv_cache::{KvCache, on_tensor_cores};
+use super::launch;
+use crate::cuda::driver::{Arg, Launch, Stream, TensorMap};
 use crate::cuda::parameters::Parameters;
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kernel::KvType;
 
 static SOURCE: Source =
@@ -40,15 +40,15 @@ fn padded(head_size: usize) -> usize {
     head_size.next_multiple_of(16)
 }
 
-/// A launch for many rows.
-pub(super) struct ManyRows {
-    instance: Instance,
-    form: Launch,
+/// A launch of a kernel that the copy engine brings keys and values to.
+pub(super) struct WithMaps {
+    pub(super) instance: Instance,
+    pub(super) form: Launch,
     /// Of the keys, and of the values of a layer.
-    maps: [TensorMap; 2],
+    pub(super) maps: [TensorMap; 2],
 }
 
-impl ManyRows {
+impl WithMaps {
     /// Puts the kernel into a stream. The caller has checked what the parameters name.
     pub(super) fn launch(&self, gpu: &Gpu, stream: &Stream, params: &Params) -> Result<()> {
         let (function, [keys, values]) = (gpu.function(&self.instance)?, &self.maps);
@@ -73,21 +73,13 @@ pub(super) fn choice(
     changed: bool,
     cache: &KvCache,
     layer: usize,
-) -> Result<Option<ManyRows>> {
+) -> Result<Option<WithMaps>> {
     let Some(instance) = instance_for(caps, rows, changed, cache) else { return Ok(None) };
     let heads = cache.heads();
     let tile = Tile::of(padded(heads.head_size));
-    let map = |all: KvView<'_>| {
-        let KvView::Floats(all) = all else { return Err(Error::invalid(OP, "keys and values in floats", "codes")) };
-        let shape = [heads.kv_heads * cache.capacity(), heads.head_size];
-        let tile = [narrow(OP, "positions", tile.keys)?, 64];
-        let tiles = Tiles { shape, stride: shape[1], tile, swizzle: Swizzle::Bytes128, promotion: Default::default() };
-        TensorMap::of_matrix(all, &tiles)
-    };
-    let [keys, values] = cache.layer(OP, layer)?;
     let blocks = rows.saturating_mul(heads.group()).div_ceil(QUERIES).saturating_mul(heads.kv_heads);
     let form = launch(OP, [blocks, 1, 1], BLOCK, tile.shared_bytes)?;
-    Ok(Some(ManyRows { instance, form, maps: [map(keys)?, map(values)?] }))
+    Ok(Some(WithMaps { instance, form, maps: cache.maps_of_layer(OP, layer, tile.keys)? }))
 }
 
 /// As in the source.

@@ -14,8 +14,8 @@ static SOURCE: Source =
     Source { path: "nn/flash_decoding.cu", text: include_str!("flash_decoding.cu"), parameters: &[Params::LAYOUT] };
 
 /// As in the source: heads of a block, positions of a tile.
-const COLUMNS: usize = 8;
-const TILE: usize = 16;
+pub(super) const COLUMNS: usize = 8;
+pub(super) const TILE: usize = 16;
 
 /// Times, of what memory takes to bring a tile for each warp that a GPU holds: a block before its first tile is there and after its
 /// last one, with one warp and more with few; a tile at least, and more where a multiprocessor is full; parts that are joined. From an

@@ -168,18 +168,29 @@ impl KvCache {
     /// Keys and values of all layers as matrices of floats, a row for each position of a key head, in boxes of so many rows and 64 elements
     /// that the copy engine takes. Error, which names `op`: codes.
     pub(super) fn maps(&self, op: &'static str, rows: usize) -> Result<[TensorMap; 2]> {
+        let all = 0..self.layers * self.heads.kv_heads * self.capacity;
+        self.maps_of([&self.keys, &self.values].map(|stored| stored.view(all.clone(), self.heads.head_size)), op, rows)
+    }
+
+    /// The same of a layer.
+    pub(super) fn maps_of_layer(&self, op: &'static str, layer: usize, rows: usize) -> Result<[TensorMap; 2]> {
+        self.maps_of(self.layer(op, layer)?, op, rows)
+    }
+
+    fn maps_of(&self, [keys, values]: [KvView<'_>; 2], op: &'static str, rows: usize) -> Result<[TensorMap; 2]> {
         let size = self.heads.head_size;
-        let shape = [self.layers * self.heads.kv_heads * self.capacity, size];
-        if i32::try_from(shape[0]).is_err() {
-            return Err(Error::invalid(op, "rows that the copy engine counts, below 2³¹", shape[0].to_string()));
-        }
         let tile = [narrow(op, "rows", rows)?, 64];
-        let tiles = Tiles { shape, stride: size, tile, swizzle: Swizzle::Bytes128, promotion: Promotion::default() };
-        let map = |stored: &Stored| match stored {
-            Stored::Floats(floats) => TensorMap::of_matrix(floats.view(0..shape[0] * size), &tiles),
-            Stored::Codes { .. } => Err(Error::invalid(op, "keys and values in floats", "codes")),
+        let map = |all: KvView<'_>| {
+            let KvView::Floats(all) = all else { return Err(Error::invalid(op, "keys and values in floats", "codes")) };
+            let shape = [all.len() / size, size];
+            if i32::try_from(shape[0]).is_err() {
+                return Err(Error::invalid(op, "rows that the copy engine counts, below 2³¹", shape[0].to_string()));
+            }
+            let tiles =
+                Tiles { shape, stride: size, tile, swizzle: Swizzle::Bytes128, promotion: Promotion::default() };
+            TensorMap::of_matrix(all, &tiles)
         };
-        Ok([map(&self.keys)?, map(&self.values)?])
+        Ok([map(keys)?, map(values)?])
     }
 
     /// Keys and values of a layer, each `[kv_heads, capacity, head_size]`. Error, which names `op`: there is none.

@@ -22,6 +22,7 @@ mod expert_layer;
 mod experts;
 mod experts_gemv;
 mod flash_decoding;
+mod flash_decoding_sm90;
 mod floats;
 mod gate;
 mod kv_cache;
@@ -41,8 +42,8 @@ pub use add::{add, add_codes, add_to};
 pub use argmax::{Step, argmax};
 pub use assign::{Assignment, Deal};
 pub use attention::{
-    Attention, AttentionWorkspace, FEW_QUERIES, Kernels, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention,
-    attention_kernel,
+    Append, Attention, AttentionWorkspace, FEW_QUERIES, Kernels, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, appends,
+    attention, attention_kernel,
 };
 pub use collectives::{Collectives, Mailbox, Neighbours, Update};
 pub use columns::columns;
@@ -95,7 +96,14 @@ pub fn instances(arch: Arch, head_size: Option<usize>, kv: &[KvType]) -> Vec<Ins
     if head_size.is_none() {
         all.extend(heads.iter().flat_map(|&size| attention_mma::instances(arch, size, kv, false)));
     }
-    all.extend(heads.iter().flat_map(|&size| flash_decoding::instances(arch, size, kv)));
+    for size in heads {
+        let of_hopper = flash_decoding_sm90::instances(arch, size, kv);
+        // A model has one type, for which one of the two is.
+        if of_hopper.is_empty() || head_size.is_none() {
+            all.extend(flash_decoding::instances(arch, size, kv));
+        }
+        all.extend(of_hopper);
+    }
     all.extend(dense::instances(arch, false));
     if head_size.is_none() {
         all.extend(dense::instances(arch, true));

@@ -7,6 +7,7 @@ use crate::cuda::driver::{Arg, Buffer, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
+use crate::kernel::Heads;
 use std::f64::consts::TAU;
 
 static SOURCE: Source = Source { path: "nn/rope.cu", text: include_str!("rope.cu"), parameters: &[Params::LAYOUT] };
@@ -14,7 +15,7 @@ static SOURCE: Source = Source { path: "nn/rope.cu", text: include_str!("rope.cu
 /// As in the source: heads of a block, and blocks that a multiprocessor holds at once.
 const WARPS: usize = 4;
 const BLOCKS: usize = 7;
-const MOST_PAIRS: usize = 128;
+pub(super) const MOST_PAIRS: usize = 128;
 
 pub(super) fn instances() -> [Instance; 2] {
     [false, true].map(instance)
@@ -113,6 +114,18 @@ impl Rope {
         self.turns.pointer()
     }
 
+    /// Checks that heads have room for the rotations, and norms their length.
+    pub(super) fn check(&self, op: &'static str, heads: Heads, norms: Option<&HeadNorms<'_>>) -> Result<()> {
+        if heads.head_size < 2 * self.turns.len() {
+            let expected = format!("heads of at least {} elements", 2 * self.turns.len());
+            return Err(Error::invalid(op, expected, heads.head_size.to_string()));
+        }
+        for (name, weight) in norms.iter().flat_map(|norms| [("queries", norms.queries), ("keys", norms.keys)]) {
+            same_length(op, name, Some(heads.head_size), weight.len())?;
+        }
+        Ok(())
+    }
+
     /// Norms the query and key heads of `rows` where norms are given, rotates the query heads in place and the key heads into
     /// `layer` of the cache, where the value heads go too. No two rows have the same slot.
     ///
@@ -133,13 +146,7 @@ impl Rope {
         let rows = rows_of(OP, qkv.len(), heads.row())?;
         same_length(OP, "positions", Some(rows), positions.len())?;
         same_length(OP, "slots", Some(rows), slots.len())?;
-        if heads.head_size < 2 * self.turns.len() {
-            let expected = format!("heads of at least {} elements", 2 * self.turns.len());
-            return Err(Error::invalid(OP, expected, heads.head_size.to_string()));
-        }
-        for (name, weight) in norms.iter().flat_map(|norms| [("queries", norms.queries), ("keys", norms.keys)]) {
-            same_length(OP, name, Some(heads.head_size), weight.len())?;
-        }
+        self.check(OP, heads, norms.as_ref())?;
         let [keys, values] = cache.layer(OP, layer)?;
         if rows == 0 {
             return Ok(());

@@ -11,8 +11,8 @@ use halfbyte::Float;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::nn::{
-    self, Attention, AttentionWorkspace, FEW_QUERIES, HeadNorms, Kernels, KvCache, NewRows, PAGE_LENGTH, PART_LENGTH,
-    Rope, Rows,
+    self, Append, Attention, AttentionWorkspace, FEW_QUERIES, HeadNorms, Kernels, KvCache, NewRows, PAGE_LENGTH,
+    PART_LENGTH, Rope, Rows,
 };
 use halfbyte::kernel::{Heads, KvType};
 
@@ -201,6 +201,7 @@ impl<'a> Text<'a> {
             bench.output(out_type, (m - first_row) * heads.heads * size, &mut |out| {
                 let what = Attention {
                     qkv: on_device.view().slice(first_row * row..m * row),
+                    append: None,
                     rows: Rows::OfOneText,
                     positions: positions.view().slice(first_row..m),
                     pages: pages.as_ref().map(Buffer::view),

@@ -133,6 +133,7 @@ fn wrong_shapes_are_errors() {
             let count = (len / heads.row()).min(2);
             let what = Attention {
                 qkv: qkv.view().slice(0..len),
+                append: None,
                 rows,
                 positions: positions.view().slice(0..count),
                 pages: pages.then(|| table.view()),
@@ -146,7 +147,7 @@ fn wrong_shapes_are_errors() {
                 kernels: nn::Kernels::All,
             };
             let out = out.view_mut(0..out_len);
-            nn::attention(&gpu, &bench.stream, &what, &cache, layer, &mut workspace, out)
+            nn::attention(&gpu, &bench.stream, &what, &mut cache, layer, &mut workspace, out)
         };
         let (row, one, each) = (heads.row(), Rows::OfOneText, Rows::OnePerText);
         attend(2 * row, 8, None, 1, 128, one, false).unwrap();

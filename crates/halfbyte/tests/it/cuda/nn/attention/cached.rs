@@ -97,6 +97,11 @@ pub(super) fn layer(bench: &Bench<'_>, cache: &KvCache) -> [Cached; 2] {
     views.map(|view| Cached::of(bench, view, cache.kv(), cache.heads().head_size))
 }
 
+/// What the layer that is used holds, bit for bit.
+pub(super) fn bits_of_layer(bench: &Bench<'_>, cache: &KvCache) -> [Vec<u32>; 2] {
+    layer(bench, cache).map(|cached| cached.elements.iter().chain(&cached.scales).map(|v| v.to_bits()).collect())
+}
+
 /// NaN in all of the layer that is used.
 pub(super) fn fill_with_nan(bench: &Bench<'_>, cache: &KvCache) {
     for view in cache.layer("test", LAYER).unwrap() {
