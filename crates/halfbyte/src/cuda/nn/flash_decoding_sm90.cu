@@ -67,8 +67,7 @@ DEV void put_own_row(const Params& p, const Share& of, u32 warps, u16 (&queries)
       head.rotate(own.angles, pairs);
       if (!is_query) {
         // One of the blocks that share a head of keys appends it, if the cache has its place.
-        const bool appends =
-            of.first_head == of.kv_head * (p.heads / p.kv_heads) && p.positions[of.row] == of.end - 1;
+        const bool appends = of.first_head == of.kv_head * (p.heads / p.kv_heads) && p.positions[of.row] == of.end - 1;
         u16* const cache = static_cast<u16*>(const_cast<void*>(is_key ? p.keys : p.values)) +
                            (u64(of.kv_head) * p.capacity + slot_of(p, of.row, of.end - 1)) * size;
         u16* const to = is_key ? own.key : own.value;
