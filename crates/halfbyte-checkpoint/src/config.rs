@@ -1,5 +1,5 @@
-//! What a checkpoint says of its quantisation: `quantization_config` in `config.json`, `quantize_config.json` (AutoGPTQ)
-//! or `quant_config.json` (AutoAWQ).
+//! What a checkpoint says of its quantisation: `quantization_config` in `config.json`, `quantize_config.json` (AutoGPTQ),
+//! `quant_config.json` (AutoAWQ) or `hf_quant_config.json` (ModelOpt).
 //!
 //! Source: the fields as AutoAWQ, AutoGPTQ, GPTQModel, transformers and vLLM read and write them; each has several
 //! spellings.
@@ -18,6 +18,7 @@ mod expectation;
 mod fpa_intb;
 mod gptq;
 mod halfbyte;
+mod modelopt;
 mod mxfp4;
 mod patterns;
 
@@ -31,6 +32,7 @@ pub use fpa_intb::FpaIntBConfig;
 pub(crate) use gptq::GptqSettings;
 pub use gptq::{GptqConfig, GptqDynamic, GptqOverride, GptqVersion};
 pub use halfbyte::HalfbyteConfig;
+pub use modelopt::ModelOptConfig;
 pub use mxfp4::Mxfp4Config;
 pub use patterns::ModulePatterns;
 
@@ -54,6 +56,9 @@ pub enum QuantizationConfig {
     FpaIntB(FpaIntBConfig),
     /// Experts in MXFP4.
     Mxfp4(Mxfp4Config),
+    /// NVIDIA's ModelOpt.
+    #[serde(rename = "modelopt")]
+    ModelOpt(ModelOptConfig),
     /// Our own form.
     Halfbyte(HalfbyteConfig),
 }
@@ -93,6 +98,11 @@ pub fn read(folder: &Path) -> Result<Option<QuantizationConfig>> {
             return parse(&fields, "", &separate).map(Some);
         }
     }
+    let separate = folder.join("hf_quant_config.json");
+    if let Some(fields) = read_object(&separate)? {
+        let fields = Fields { fields: &fields, prefix: "".into(), file: &separate };
+        return modelopt::parse_own_file(&fields).map(QuantizationConfig::ModelOpt).map(Some);
+    }
     Ok(None)
 }
 
@@ -128,6 +138,9 @@ fn parse(fields: &Map<String, Value>, prefix: &str, file: &Path) -> Result<Quant
     if method.as_deref() == Some("mxfp4") {
         return mxfp4::parse(&fields).map(QuantizationConfig::Mxfp4);
     }
+    if method.as_deref() == Some("modelopt") {
+        return modelopt::parse(&fields).map(QuantizationConfig::ModelOpt);
+    }
     if bitsandbytes::is_declared(&fields, method.as_deref()) {
         return bitsandbytes::parse(&fields).map(QuantizationConfig::BitsAndBytes);
     }
@@ -148,7 +161,7 @@ fn parse(fields: &Map<String, Value>, prefix: &str, file: &Path) -> Result<Quant
 fn not_read<T>(fields: &Fields<'_>, key: &str, name: &str) -> Result<T> {
     let what = format!(
         "{} `{name}` is not read yet; methods that are: awq, bitsandbytes, compressed-tensors, fpa_intb, gptq, halfbyte, marlin, \
-         mxfp4",
+         modelopt, mxfp4",
         fields.path(key)
     );
     Err(Error::unsupported(fields.file, what))

@@ -43,7 +43,7 @@ mod writer;
 pub use checkpoint::{Checkpoint, TensorInfo};
 pub use config::{
     AwqConfig, AwqVersion, BitsAndBytesConfig, BitsAndBytesKind, CompressedTensorsConfig, FpaIntBConfig, GptqConfig,
-    GptqVersion, HalfbyteConfig, Mxfp4Config, QuantizationConfig,
+    GptqVersion, HalfbyteConfig, ModelOptConfig, Mxfp4Config, QuantizationConfig,
 };
 pub use cut::Cut;
 pub use error::{Error, Result};

@@ -1,8 +1,8 @@
 //! What a config leads one to expect of a module: quantised or dense.
 
 use super::{
-    AwqConfig, BitsAndBytesConfig, CompressedTensorsConfig, FpaIntBConfig, GptqConfig, HalfbyteConfig, Mxfp4Config,
-    QuantizationConfig,
+    AwqConfig, BitsAndBytesConfig, CompressedTensorsConfig, FpaIntBConfig, GptqConfig, HalfbyteConfig, ModelOptConfig,
+    Mxfp4Config, QuantizationConfig,
 };
 
 /// Whether a config has a module quantised.
@@ -30,6 +30,7 @@ impl QuantizationConfig {
             QuantizationConfig::FpaIntB(config) => of_fpa_intb(config, module),
             QuantizationConfig::Halfbyte(config) => of_halfbyte(config, module),
             QuantizationConfig::Mxfp4(config) => of_mxfp4(config, module),
+            QuantizationConfig::ModelOpt(config) => of_modelopt(config, module),
         }
     }
 
@@ -44,6 +45,7 @@ impl QuantizationConfig {
             QuantizationConfig::FpaIntB(_) => "fpa_intb",
             QuantizationConfig::Halfbyte(_) => "halfbyte",
             QuantizationConfig::Mxfp4(_) => "mxfp4",
+            QuantizationConfig::ModelOpt(_) => "modelopt",
         }
     }
 
@@ -54,6 +56,7 @@ impl QuantizationConfig {
             QuantizationConfig::Halfbyte(_) => Vec::new(),
             QuantizationConfig::FpaIntB(c) => vec![("exclude_modules".into(), &c.exclude_modules)],
             QuantizationConfig::Mxfp4(c) => vec![("modules_to_not_convert".into(), &c.modules_to_not_convert)],
+            QuantizationConfig::ModelOpt(c) => vec![("ignore".into(), &c.ignore)],
             QuantizationConfig::Awq(c) => vec![("modules_to_not_convert".into(), &c.modules_to_not_convert)],
             QuantizationConfig::BitsAndBytes(c) => vec![("llm_int8_skip_modules".into(), &c.skip_modules)],
             QuantizationConfig::CompressedTensors(c) => {
@@ -112,6 +115,16 @@ fn of_mxfp4(config: &Mxfp4Config, module: &str) -> Expectation {
         Some(part) => Dense(format!("the config's {LIST} has `{part}`")),
         None if module.contains(".experts.") => {
             Quantized(format!("the config says mxfp4, and its {LIST} does not have it"))
+        }
+        None => Unsaid,
+    }
+}
+
+fn of_modelopt(config: &ModelOptConfig, module: &str) -> Expectation {
+    match config.ignore.matching(module) {
+        Some(text) => Dense(format!("the config leaves it out (`{text}`)")),
+        None if in_block(module) && config.algorithm != "mixed_precision" => {
+            Quantized(format!("the config says {}, and does not leave it out", config.algorithm))
         }
         None => Unsaid,
     }

@@ -33,6 +33,7 @@ const OWN_FILES: &[&str] = &[
     "config.json",
     "quantize_config.json",
     "quant_config.json",
+    "hf_quant_config.json",
     "model.safetensors",
     "model.safetensors.index.json",
     "model.gguf",

@@ -12,6 +12,7 @@ pub mod gptq;
 mod marlin;
 pub(crate) mod matmul_nbits;
 mod memory;
+mod modelopt;
 pub(crate) mod mxfp4;
 pub(crate) mod native;
 
@@ -60,6 +61,7 @@ pub static SCHEMES: &[Scheme] = &[
     fpa_intb::SCHEME,
     fpa_intb::PADDLE,
     mxfp4::SCHEME,
+    modelopt::SCHEME,
     native::SCHEME,
 ];
 
@@ -438,7 +440,8 @@ impl Weights {
                 format!("`{text}` in {field} is no expression that is read ({why}); it was taken to match nothing");
             findings.push(Finding::new("quantization_config", text));
         }
-        findings.extend(bitsandbytes::rounding(&self.checkpoint).or_else(|| compressed_tensors::activations(self)));
+        let activations = || compressed_tensors::activations(self).or_else(|| modelopt::activations(self));
+        findings.extend(bitsandbytes::rounding(&self.checkpoint).or_else(activations));
         findings
     }
 

@@ -17,6 +17,7 @@ mod labels;
 mod malicious;
 mod marlin;
 mod memory;
+mod modelopt;
 mod mxfp4;
 mod native;
 mod onnx;

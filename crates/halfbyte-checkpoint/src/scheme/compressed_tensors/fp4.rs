@@ -114,9 +114,24 @@ fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
 
 pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModule<'a>> {
     let module = examine(weights, prefix)?;
-    let (checkpoint, name) = (weights.checkpoint(), format!("{prefix}.weight_scale"));
-    let (bytes, groups) = (checkpoint.data(&name)?, module.k / module.size);
-    let is_number = |byte: u8| if module.size == mxfp4::GROUP { byte != u8::MAX } else { byte < 0x7f };
+    let (what, by) = ((module.format(), [module.n, module.k]), module.global.unwrap_or(1.0));
+    let weight = weight(weights, prefix, ["weight_packed", "weight_scale"], what, |scale| scale / by)?;
+    Ok(StoredModule { weight, findings: module.findings })
+}
+
+/// A weight of codes of E2M1 with scales of E8M0 (a format with scales in bf16) or of E4M3, which in a format with scales in f32 become what
+/// `scaled` makes of them. The caller has checked shapes. Errors: scales that are no numbers, or have a sign.
+pub(in super::super) fn weight<'a>(
+    weights: &'a Weights,
+    prefix: &str,
+    [codes, scales]: [&str; 2],
+    (format, [n, k]): (WeightFormat, [usize; 2]),
+    scaled: impl Fn(f32) -> f32,
+) -> Result<StoredWeight<'a>> {
+    let (checkpoint, name) = (weights.checkpoint(), format!("{prefix}.{scales}"));
+    let (bytes, size) = (checkpoint.data(&name)?, format.group.len(k));
+    let groups = k / size;
+    let is_number = |byte: u8| if format.scale == Float::BF16 { byte != u8::MAX } else { byte < 0x7f };
     if let Some(at) = bytes.iter().position(|&byte| !is_number(byte)) {
         let (byte, row, group) = (bytes[at], at / groups, at % groups);
         let what = format!(
@@ -124,19 +139,18 @@ pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModul
         );
         return Err(Error::malformed(checkpoint.info(&name)?.file, what));
     }
-    let scales = match (module.format().scale, module.global) {
-        (Float::BF16, _) => FloatData::BF16(bytes.iter().map(|&byte| half_of_e8m0(byte)).collect::<Vec<_>>().into()),
-        (_, None) => FloatData::F16(bytes.iter().map(|&byte| half_of_ue4m3(byte)).collect::<Vec<_>>().into()),
-        (_, Some(by)) => {
-            FloatData::F32(bytes.iter().map(|&byte| half_of_ue4m3(byte).to_f32() / by).collect::<Vec<_>>().into())
+    let scales = match format.scale {
+        Float::BF16 => FloatData::BF16(bytes.iter().map(|&byte| half_of_e8m0(byte)).collect::<Vec<_>>().into()),
+        Float::F16 => FloatData::F16(bytes.iter().map(|&byte| half_of_ue4m3(byte)).collect::<Vec<_>>().into()),
+        Float::F32 => {
+            FloatData::F32(bytes.iter().map(|&byte| scaled(half_of_ue4m3(byte).to_f32())).collect::<Vec<_>>().into())
         }
     };
-    let codes = checkpoint.data(&format!("{prefix}.weight_packed"))?;
-    let codes = Codes::Blocks { bytes: codes, form: mxfp4::form(module.size).into() };
-    let (shape, scales) = ([module.n, module.k], (scales, Strides::of_outputs(groups)));
-    let tensor = StoredTensor::new(module.format(), shape, codes, scales, StoredZeros::Symmetric, None);
-    let weight = StoredWeight::Quantized(tensor.map_err(Error::numbers(prefix))?);
-    Ok(StoredModule { weight, findings: module.findings })
+    let codes = checkpoint.data(&format!("{prefix}.{codes}"))?;
+    let codes = Codes::Blocks { bytes: codes, form: mxfp4::form(size).into() };
+    let scales = (scales, Strides::of_outputs(groups));
+    let tensor = StoredTensor::new(format, [n, k], codes, scales, StoredZeros::Symmetric, None);
+    Ok(StoredWeight::Quantized(tensor.map_err(Error::numbers(prefix))?))
 }
 
 /// What is to be said of activations that the config has as floats of 4 or 8 bits, once for all.

@@ -18,7 +18,7 @@
 //! Source: compressed-tensors 0.20.0, whose files the tests read to their exact values. The older packing follows its
 //! description; no file of an older release is among the tests.
 
-mod fp4;
+pub(super) mod fp4;
 mod labels;
 pub(super) mod packing;
 mod read;
