@@ -115,8 +115,8 @@ constexpr bool NIBBLES = MULTIPLES && W_OFFSET && GROUP == 16;
 constexpr bool FOLDED = MULTIPLES && W_OFFSET && (BITS == 4 || NIBBLES) && !BF16;
 constexpr int SCALED = FOLDED ? 128 : GROUP;  // columns whose sums are scaled together; 0: all of a row
 
-// Offsets are of codes less the one that comes nearest to 0 (Centred in decode_codes.cuh); but for what is FOLDED.
-constexpr bool CENTRED = W_OFFSET && !FOLDED;
+// Offsets are of codes less the one that comes nearest to 0 (Centred in decode_codes.cuh).
+constexpr bool CENTRED = W_OFFSET && !MULTIPLES;
 // Codes count from 0, and sums of what multiplies them come with x.
 constexpr bool FROM_ZERO = ZERO || W_OFFSET;
 

@@ -118,21 +118,15 @@ struct Unit {
 [[maybe_unused]] DEV void load_offsets(const Consumer& c, Unit& u, int p) {
   constexpr int ALL = GROUPS ? GROUPS : 1;
   const int group = (c.lane & 3) % ALL;
-  RowPair scales, offsets;
-  if constexpr (MULTIPLES) {
-    const u32 word = load_shared(c.params(p) + words_of_pair(c.lane >> 2) + group * 4);
-    scales = scale_pair(word, u.m[p].halves(), group), offsets = offset_pair(word, u.m[p].of_offsets, group);
-  } else {
-    scales = c.scales({}, p, group), offsets = c.offsets({}, p, group);
-  }
-  if constexpr (FOLDED) {
-    u.o[p] = both_rows(offsets);
-  } else {
-    const Centred own = Centred::of(scales, offsets);
+  if constexpr (CENTRED) {
+    const Centred own = Centred::of(c.scales({}, p, group), c.offsets({}, p, group));
     u.o[p] = own.o;
 #pragma unroll
     for (int i = 0; i < ALL; i++)
       u.t[p].z[i] = {__shfl_sync(0xffffffffu, own.z.r, i, 4), __shfl_sync(0xffffffffu, own.z.r8, i, 4)};
+  } else {
+    const u32 word = load_shared(c.params(p) + words_of_pair(c.lane >> 2) + group * 4);
+    u.o[p] = both_rows(offset_pair(word, u.m[p].of_offsets, group));
   }
 }
 DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {

@@ -91,7 +91,7 @@ struct UnitTerms {
   Zeros z[GROUPS + 1];
   __device__ __forceinline__ void load_scales(const Consumer& c, const Multiples& m, int p, int group) {
     s[group] = c.scales(m, p, group);
-    if constexpr (FOLDED) o[group] = both_rows(c.offsets(m, p, group));
+    if constexpr (W_OFFSET && !CENTRED) o[group] = both_rows(c.offsets(m, p, group));
   }
   // Where offsets are CENTRED, z and o follow from both.
   __device__ __forceinline__ void load_zeros(const Consumer& c, const Multiples& m, int p, int group) {

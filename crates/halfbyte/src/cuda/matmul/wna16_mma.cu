@@ -42,6 +42,8 @@ DEV void load_group(const Warp& w, RowPair (&s)[STRIPS], TwoFloats (&o)[STRIPS],
     if constexpr (CENTRED) {
       const Centred centred = Centred::of(s[p], offsets);
       z[p] = centred.z, o[p] = centred.o;
+    } else if constexpr (W_OFFSET) {
+      o[p] = both_rows(offsets);
     }
   }
 }
