@@ -15,6 +15,7 @@ mod memory;
 mod modelopt;
 pub(crate) mod mxfp4;
 pub(crate) mod native;
+mod template;
 
 pub use memory::MemoryTensor;
 
@@ -23,14 +24,10 @@ use crate::config::{self, Expectation, QuantizationConfig};
 use crate::contents::not_finite;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
-use crate::json::{self, read_small};
 use crate::safetensors::{DType, FloatData};
 use halfbyte::{Act, Format, Group, QTensor, StoredTensor, WeightFormat};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
-
-/// Fields of a `tokenizer_config.json`.
-const MOST_FIELDS: usize = 1 << 14;
 
 /// A way to store a quantised linear layer as tensors.
 #[derive(Debug)]
@@ -259,53 +256,6 @@ impl Weights {
         let path = self.folder.join("config.json");
         config::read_object(&path)?
             .ok_or_else(|| Error::missing(&path, "there is no such file, and a model folder needs one"))
-    }
-
-    /// The template of conversations, in GGUF's metadata, `chat_template.jinja` or `tokenizer_config.json`, if there is one; of
-    /// several with names the one named "default".
-    pub fn chat_template(&self) -> Result<Option<String>> {
-        self.template("default")
-    }
-
-    /// That of conversations with tools, where a model has another for them, named "tool_use".
-    pub fn tool_template(&self) -> Result<Option<String>> {
-        self.template("tool_use")
-    }
-
-    fn template(&self, name: &str) -> Result<Option<String>> {
-        let is_default = name == "default";
-        if let Container::Gguf(header) = self.checkpoint.container() {
-            const KEY: &str = "tokenizer.chat_template";
-            let key = if is_default { KEY.to_owned() } else { format!("{KEY}.{name}") };
-            return Ok(match header.get(&key) {
-                Some(crate::gguf::Value::String(template)) => Some(template.clone()),
-                _ => None,
-            });
-        }
-        let file = match is_default {
-            true => self.folder.join("chat_template.jinja"),
-            false => self.folder.join("additional_chat_templates").join(format!("{name}.jinja")),
-        };
-        if file.is_file() {
-            let text = String::from_utf8(read_small(&file)?);
-            return text.map(Some).map_err(|_| Error::malformed(&file, "expected UTF-8"));
-        }
-        let file = self.folder.join("tokenizer_config.json");
-        if !file.exists() {
-            return Ok(None);
-        }
-        // The rest of it, a list of all added tokens among it, may be long.
-        let (text, bad_json) = (read_small(&file)?, |e| Error::malformed(&file, format!("expected JSON: {e}")));
-        let fields = json::fields(&text, MOST_FIELDS).map_err(bad_json)?;
-        let Some((_, value)) = fields.iter().find(|(name, _)| name == "chat_template") else { return Ok(None) };
-        match json::parse(value.get().as_bytes()).map_err(bad_json)? {
-            Value::String(template) => Ok(is_default.then_some(template)),
-            Value::Array(named) => {
-                let found = named.iter().find(|template| template["name"] == name);
-                Ok(found.and_then(|template| template["template"].as_str()).map(str::to_owned))
-            }
-            _ => Ok(None),
-        }
     }
 
     /// What `tokenizer.json` would say, where the file itself holds that (GGUF); None where a file beside it does. Errors:
