@@ -121,10 +121,13 @@ fn of_mxfp4(config: &Mxfp4Config, module: &str) -> Expectation {
 }
 
 fn of_modelopt(config: &ModelOptConfig, module: &str) -> Expectation {
+    let Some(algorithm) = config.algorithm.as_deref() else {
+        return Dense("the config names no algorithm for weights".into());
+    };
     match config.ignore.matching(module) {
         Some(text) => Dense(format!("the config leaves it out (`{text}`)")),
-        None if in_block(module) && config.algorithm != "mixed_precision" => {
-            Quantized(format!("the config says {}, and does not leave it out", config.algorithm))
+        None if in_block(module) && algorithm != "mixed_precision" => {
+            Quantized(format!("the config says {algorithm}, and does not leave it out"))
         }
         None => Unsaid,
     }

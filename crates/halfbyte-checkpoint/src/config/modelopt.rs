@@ -16,8 +16,8 @@ const READ: [&str; 4] = ["nvfp4", "w4a16_nvfp4", "nvfp4_awq", "mixed_precision"]
 pub struct ModelOptConfig {
     /// The file that says so.
     pub file: PathBuf,
-    /// The algorithm (`quant_algo`), in lower case.
-    pub algorithm: String,
+    /// The algorithm (`quant_algo`), in lower case; None where only keys and values are quantised.
+    pub algorithm: Option<String>,
     /// Modules that stay dense (`ignore`, or `exclude_modules`), `*` for anything.
     pub ignore: ModulePatterns,
 }
@@ -25,17 +25,14 @@ pub struct ModelOptConfig {
 impl ModelOptConfig {
     /// Whether activations are quantised to floats of 4 bits as well.
     pub fn quantizes_activations(&self) -> bool {
-        matches!(self.algorithm.as_str(), "nvfp4" | "nvfp4_awq")
+        matches!(self.algorithm.as_deref(), Some("nvfp4" | "nvfp4_awq"))
     }
 }
 
 /// The fields of a config that names this method.
 pub(super) fn parse(fields: &Fields<'_>) -> Result<ModelOptConfig> {
-    let Some(algorithm) = fields.text(&["quant_algo"])? else {
-        let what = format!("`{}`: expected an algorithm of ModelOpt, got none", fields.path("quant_algo"));
-        return Err(Error::malformed(fields.file, what));
-    };
-    if !READ.contains(&algorithm.as_str()) {
+    let algorithm = fields.text(&["quant_algo"])?;
+    if let Some(algorithm) = algorithm.as_deref().filter(|name| !READ.contains(name)) {
         let read = READ.join(", ");
         let what =
             format!("{} `{algorithm}` of ModelOpt is not read; those that are: {read}", fields.path("quant_algo"));

@@ -90,9 +90,9 @@ fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModule<'a>> {
 /// What is to be said of activations that the config has as floats of 4 bits, once for all.
 pub(super) fn activations(weights: &Weights) -> Option<Finding> {
     let QuantizationConfig::ModelOpt(config) = weights.quantization()? else { return None };
+    let algorithm = config.algorithm.as_deref().filter(|_| config.quantizes_activations())?;
     let text = format!(
-        "{} has activations in floats of 4 bits; they are taken as they are, which is nearer to the model that was quantised",
-        config.algorithm
+        "{algorithm} has activations in floats of 4 bits; they are taken as they are, which is nearer to the model that was quantised"
     );
-    config.quantizes_activations().then(|| Finding::new("quantization_config", text))
+    Some(Finding::new("quantization_config", text))
 }

@@ -45,7 +45,7 @@ fn an_exported_model_is_read_to_its_bits() {
     let weights = Weights::open(testdata("modelopt")).unwrap();
     assert_values(&weights);
     let Some(QuantizationConfig::ModelOpt(config)) = weights.quantization() else { panic!("expected ModelOpt") };
-    assert_eq!((config.algorithm.as_str(), config.ignore.texts().len()), ("nvfp4", 2));
+    assert_eq!((config.algorithm.as_deref(), config.ignore.texts().len()), (Some("nvfp4"), 2));
     let findings = weights.findings();
     assert_eq!((findings.len(), findings[0].subject.as_str()), (1, "quantization_config"));
     assert_names(&findings[0].text, &["nvfp4 has activations in floats of 4 bits", "taken as they are"]);
@@ -92,10 +92,16 @@ fn configs_are_compared_with_the_tensors() {
     let findings = weights.load_linear(MODULE).unwrap().findings;
     assert_eq!(findings.len(), 1);
     assert_names(&findings[0].text, &["leaves it out (`*.down_proj`)", "read as quantised"]);
+    // Of keys and values alone: weights are floats then.
+    std::fs::write(dir.path().join("config.json"), of(r#""kv_cache_scheme": {"num_bits": 8}"#)).unwrap();
+    let dense = Weights::open(dir.path()).unwrap();
+    assert_eq!(dense.findings(), []);
+    assert_eq!(dense.load_linear("lm_head").unwrap().findings, []);
+    let findings = dense.load_linear(MODULE).unwrap().findings;
+    assert_names(&findings[0].text, &["names no algorithm for weights", "read as quantised"]);
     for (fields, parts) in [
         (r#""quant_algo": "FP8""#, ["quantization_config.quant_algo `fp8`", "is not read", "nvfp4"]),
         (r#""quant_algo": 3"#, ["quantization_config.quant_algo", "expected a string", "got 3"]),
-        (r#""ignore": []"#, ["quantization_config.quant_algo", "expected an algorithm", "got none"]),
         (r#""quant_algo": "NVFP4", "ignore": 1"#, ["quantization_config.ignore", "a list of strings", "got 1"]),
     ] {
         std::fs::write(dir.path().join("config.json"), of(fields)).unwrap();

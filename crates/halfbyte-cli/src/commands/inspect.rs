@@ -142,7 +142,9 @@ fn declared(config: &QuantizationConfig) -> Vec<String> {
             vec![format!("fpa_intb {} bits, {arch}{groups}", q.bits)]
         }
         QuantizationConfig::Mxfp4(_) => vec!["mxfp4, experts in groups of 32".to_owned()],
-        QuantizationConfig::ModelOpt(q) => vec![format!("modelopt {}", q.algorithm)],
+        QuantizationConfig::ModelOpt(q) => {
+            vec![format!("modelopt {}", q.algorithm.as_deref().unwrap_or("for keys and values alone"))]
+        }
         QuantizationConfig::Halfbyte(q) => {
             let others = if q.modules.is_empty() { "" } else { ", others by name" };
             vec![format!("halfbyte {}{others}", q.format)]

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! They become codes of 8 bits, twice the E2M1, with half the scale: exact, but that the quotient of scales is rounded to f32, as in
-//! compressed-tensors. `input_global_scale` is of activations, which are not quantised to floats here.
+//! compressed-tensors. ModelOpt's modules become weights by the same function ([`weight`]). `input_global_scale` is of activations, which are not quantised to floats here.
 
 use super::super::{Description, StoredFormat, StoredModule, StoredWeight, Weights, matrix, mxfp4};
 use super::labels::{self, Evidence, Reach};
