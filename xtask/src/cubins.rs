@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Result<(), String> {
         instances.extend(matmul::auxiliary());
         for kernel in conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)) {
             instances.extend((kernel.instances)());
-            instances.extend(formats.iter().flat_map(|&format| (kernel.every_instance)(format)));
+            instances.extend(formats.iter().flat_map(|&format| (kernel.every_instance)(arch, format)));
         }
         let of_bytes = int8::KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
         instances.extend(of_bytes.flat_map(|kernel| (kernel.instances)()));

@@ -78,9 +78,9 @@ pub struct Kernel<O: Operation> {
     pub serves: fn(Arch) -> bool,
     /// Instances of its own that may be launched; of a kernel with very many, enough that nothing in its sources is left out.
     pub instances: fn() -> Vec<Instance>,
-    /// Every instance of its own that weights of a format may be multiplied by, without an activation where that is compiled in,
+    /// Every instance of its own that weights of a format may be multiplied by on a processor, without an activation where that is compiled in,
     /// where there are more than `instances` has.
-    pub every_instance: fn(Format) -> Vec<Instance>,
+    pub every_instance: fn(Arch, Format) -> Vec<Instance>,
     /// The configuration for a problem.
     pub(in crate::cuda) choose: fn(&Caps, &O::Problem) -> Bind<O>,
     /// All configurations of a problem that it supports, to be measured; none if there is but one.
@@ -108,7 +108,7 @@ impl<O: Operation> Kernel<O> {
     /// A kernel that has but one configuration for a problem, and no more instances than are listed.
     pub(in crate::cuda) const fn with_one(about: About, choose: fn(&Caps, &O::Problem) -> Bind<O>) -> Self {
         let About { name, what, serves, instances } = about;
-        Self { name, what, serves, instances, every_instance: |_| Vec::new(), choose, candidates: |_, _| Vec::new() }
+        Self { name, what, serves, instances, every_instance: |_, _| Vec::new(), choose, candidates: |_, _| Vec::new() }
     }
 
     /// Whether it computes a problem on a device, or why not.

@@ -53,6 +53,7 @@ pub const HEADERS: &[Source] = headers![
     "floats.cuh"
     "grouped.cuh"
     "hopper.cuh"
+    "image_rows.cuh"
     "images.cuh"
     "multiples.cuh"
     "output_function.cuh"

@@ -1,5 +1,5 @@
-//! Where the columns of a packed weight lie: as the convolution has them, or filled up, so that positions, or rows of windows,
-//! begin where a kernel reads them.
+//! Where the columns of a packed weight lie, and the rows of each group of the convolution: as the convolution has them, or filled
+//! up, so that positions, rows of windows, or groups begin where a kernel reads them.
 
 use crate::conv::Geometry;
 use crate::error::Result;
@@ -15,13 +15,19 @@ pub(super) struct Columns {
     pub of_row: usize,
     /// From a position to the next in a row.
     pub of_position: usize,
+    /// Rows of the weight from a group of the convolution to the next.
+    pub of_group: usize,
 }
 
 impl Columns {
     /// Those of the convolution.
     pub fn of(geometry: &Geometry) -> Self {
         let channels = geometry.channels();
-        Self { of_row: geometry.kernel[1].saturating_mul(channels), of_position: channels }
+        Self {
+            of_row: geometry.kernel[1].saturating_mul(channels),
+            of_position: channels,
+            of_group: geometry.outputs(),
+        }
     }
 
     /// A weight with its columns there, and with the groups of a format for all of them; those between hold what stands for 0.
@@ -69,13 +75,13 @@ mod tests {
         let geometry = Geometry::new(1, 2, [2, 2]);
         let zeros = Zeros::Integer(vec![7, 9]);
         let w = QTensor::new(format.weight, [2, 4], vec![1, 2, 3, 4, 5, 6, 7, 8], vec![1.0, 2.0], zeros, None).unwrap();
-        let columns = Columns { of_row: 5, of_position: 2 };
+        let columns = Columns { of_row: 5, of_position: 2, of_group: 2 };
         let filled = columns.fill(&w, &geometry, format.weight.group).unwrap().unwrap();
         assert_eq!(filled.codes(), [1, 7, 2, 7, 7, 3, 7, 4, 7, 7, 5, 9, 6, 9, 9, 7, 9, 8, 9, 9]);
         assert_eq!((filled.n(), filled.k(), filled.scales()), (2, 10, &[1.0, 2.0][..]));
         // A group for each position is one for what follows it, too.
         let by_position = w.express(WeightFormat { group: Group::Size(1), ..format.weight }).unwrap();
-        let columns = Columns { of_row: 6, of_position: 3 };
+        let columns = Columns { of_row: 6, of_position: 3, of_group: 2 };
         let filled = columns.fill(&by_position, &geometry, Group::Size(3)).unwrap().unwrap();
         assert_eq!(filled.codes()[..12], [1, 7, 7, 2, 7, 7, 3, 7, 7, 4, 7, 7]);
         assert_eq!(filled.scales(), [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);

@@ -78,7 +78,7 @@ fn instances() -> Vec<Instance> {
 }
 
 /// Every configuration for a format that is chosen from, with y of each type and without an activation; none if it is not served.
-fn every_instance(format: Format) -> Vec<Instance> {
+fn every_instance(_: Arch, format: Format) -> Vec<Instance> {
     if !format.act.is_quantized() {
         return Vec::new();
     }

@@ -91,7 +91,7 @@ fn instances() -> Vec<Instance> {
 
 /// Every configuration for a format that is chosen from, with y of the type of x and in f32 and without an activation; none if it
 /// is not served.
-pub(super) fn every_instance<const CHANNELS: usize>(format: Format) -> Vec<Instance> {
+pub(super) fn every_instance<const CHANNELS: usize>(_: Arch, format: Format) -> Vec<Instance> {
     if format.act.is_quantized() {
         return Vec::new();
     }

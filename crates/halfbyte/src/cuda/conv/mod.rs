@@ -10,18 +10,22 @@
 //! | `implicit_gemm_sm90` | sm_90a | 4 and 8 bits, half images in nhwc, channels of a group a multiple of 64 |
 //! | `implicit_gemm_a8_sm90` | sm_90a | the same with activations quantised on the fly, of any float type; of one group any channels |
 //! | `implicit_gemm_rows_sm90` | sm_90a | 4 and 8 bits, half images of any number of channels, one group |
+//! | `implicit_gemm_mma` | all from sm_75 on | every format of codes, in nhwc, images of every type and number of channels, groups; a16, and of several groups a8 |
 //! | `im2col_gemm` | all from sm_75 on | 4 and 8 bits, one group: slabs of patches, each a product of [`crate::cuda::matmul`] |
 //! | `planes` | all from sm_75 on | x or y in planes: what the kernels above compute of images pixel by pixel, copied before and after |
 //! | `simt` | all from sm_75 on | everything |
 
 mod columns;
 mod gemm_1x1;
+mod half_images;
 pub(in crate::cuda) mod im2col;
 mod im2col_gemm;
 pub(in crate::cuda) mod images;
 mod implicit_gemm;
 #[doc(hidden)]
 pub mod implicit_gemm_a8_sm90;
+#[doc(hidden)]
+pub mod implicit_gemm_mma;
 #[doc(hidden)]
 pub mod implicit_gemm_rows_sm90;
 #[doc(hidden)]
@@ -166,6 +170,7 @@ impl Operation for Convolution {
         implicit_gemm_sm90::KERNEL,
         implicit_gemm_a8_sm90::KERNEL,
         implicit_gemm_rows_sm90::KERNEL,
+        implicit_gemm_mma::KERNEL,
         im2col_gemm::KERNEL,
         planes::KERNEL,
         simt::KERNEL,

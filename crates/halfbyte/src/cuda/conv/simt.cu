@@ -45,7 +45,8 @@ struct Params {
   Activation activation;
   float low, high;  // of CLAMP
   u32 of_row, of_position;  // columns of w from a row of the kernel to the next, and from a position to the next
-  u32 unused;
+  u32 of_group;  // rows of w from a group of the convolution to the next
+  u64 outputs;  // that w has
 };
 
 // A row of the weight, whose scale is kept from column to column.
@@ -134,9 +135,10 @@ template <int BITS> struct Row<WNA16, BITS> {
 template <int LAYOUT, int BITS>
 __global__ void __launch_bounds__(THREADS, 2) conv_plain(const __grid_constant__ Params p) {
   const Images& v = p.images;
-  const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x, row = at % p.w.n, first = at / p.w.n * PIXELS;
+  const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x, own = at % p.outputs, first = at / p.outputs * PIXELS;
   if (first >= p.pixels) return;
-  const u64 output = p.first + row, group = output / v.outputs, step = channel_step(v);
+  const u64 output = p.first + own, group = output / v.outputs, step = channel_step(v);
+  const u64 row = own / v.outputs * p.of_group + own % v.outputs;
   Pixel pixels[PIXELS];
   float sums[PIXELS] = {};
 #pragma unroll

@@ -66,7 +66,8 @@ parameters! {
         high: f32,
         of_row: u32,
         of_position: u32,
-        unused: u32,
+        of_group: u32,
+        outputs: u64,
     }
 }
 
@@ -174,10 +175,10 @@ impl Configured<Convolution> for Direct {
                 vec![(Weight { codes: view.pointer(), ..none }, [0; 2])]
             }
         };
-        let Columns { of_row, of_position } = call.w.columns;
+        let Columns { of_row, of_position, of_group } = call.w.columns;
         let (activation, low, high) = matmul::activation(call.epilogue.activation);
         let images = Images::new(OP, &problem.shape, [x_layout, y_layout])?;
-        let mut first = 0;
+        let (mut first, outputs) = (0, (g.co / parts.len().max(1)) as u64);
         for (w, [layout, bits]) in parts {
             let params = Params {
                 images,
@@ -194,10 +195,11 @@ impl Configured<Convolution> for Direct {
                 high,
                 of_row: of_row as u32,
                 of_position: of_position as u32,
-                unused: 0,
+                of_group: of_group as u32,
+                outputs,
             };
-            first += w.n;
-            let blocks = tasks(problem, w.n as usize).div_ceil(THREADS);
+            first += outputs;
+            let blocks = tasks(problem, outputs as usize).div_ceil(THREADS);
             // Blocks are within the limit, as `choose` has checked.
             let launch = Launch::linear(blocks as u32, THREADS as u32);
             let function = gpu.function_once(("conv simt", [layout, bits]), || instance(layout, bits))?;

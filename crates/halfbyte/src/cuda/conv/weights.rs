@@ -1,7 +1,9 @@
 //! Weights of convolutions on a device.
 
 use super::columns::{Columns, FILLED};
-use super::{Convolution, OP, im2col_gemm, implicit_gemm_a8_sm90, implicit_gemm_rows_sm90, implicit_gemm_sm90};
+use super::{
+    Convolution, OP, im2col_gemm, implicit_gemm_a8_sm90, implicit_gemm_mma, implicit_gemm_rows_sm90, implicit_gemm_sm90,
+};
 use crate::conv::Geometry;
 use crate::cuda::dispatch::Plans;
 use crate::cuda::driver::Stream;
@@ -9,7 +11,7 @@ use crate::cuda::matmul::{self, KERNELS, Packed, Packer, Wna16Weights};
 use crate::cuda::nn::FloatBuffer;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
-use crate::format::{Act, Format, QTensor, Zero, Zeros};
+use crate::format::{Act, Format, QTensor, WeightFormat, Zero, Zeros};
 use crate::kernel;
 use crate::tensor::{Float, Floats};
 use std::borrow::Cow;
@@ -22,6 +24,7 @@ pub(super) const DENSE: &str = "dense";
 pub struct Weights {
     geometry: Geometry,
     format: Option<Format>,
+    layout: &'static str,
     pub(super) kind: Kind,
     pub(super) columns: Columns,
     /// What was chosen for the problems that it has seen.
@@ -56,10 +59,12 @@ impl Weights {
         let mut packer = Packer::new(gpu, stream);
         let (caps, format) = (gpu.caps(), Format { weight: w.format(), act });
         let place = Place::of(Unpacked { caps: &caps, w, format, geometry: &geometry, x })?;
-        let columns = place.columns(&geometry);
+        let (columns, layout) = (place.columns(&geometry), place.layout(&geometry));
         let parts = match place {
             Place::Product(w, _) => vec![packer.pack(&[&w.as_ref().into()], act, x)?],
             Place::Plain => vec![packer.pack_for(packs(PLAIN)?, &[&w.into()], act)?],
+            // What is quantised on the fly is multiplied as the floats that it stands for.
+            Place::Groups(w, _) => vec![packer.pack_for(packs(FRAGMENTS)?, &[&(&w).into()], Act::A16)?],
             Place::Fragments(w, _) => {
                 let (kernel, outputs) = (packs(FRAGMENTS)?, geometry.outputs());
                 let packed = |group: usize| {
@@ -69,7 +74,7 @@ impl Weights {
                 (0..geometry.groups).map(packed).collect::<Result<_>>()?
             }
         };
-        Ok(Self { columns, ..Self::of(geometry, Some(format), Kind::Quantized(parts)) })
+        Ok(Self { columns, ..Self::of(geometry, Some(format), layout, Kind::Quantized(parts)) })
     }
 
     /// Floats that are multiplied exactly.
@@ -82,12 +87,12 @@ impl Weights {
             let expected = format!("{} × {} weights", geometry.co, geometry.k());
             return Err(Error::invalid(OP, expected, w.len().to_string()));
         }
-        Ok(Self::of(geometry, None, Kind::Dense(FloatBuffer::upload(gpu, stream, w)?)))
+        Ok(Self::of(geometry, None, DENSE, Kind::Dense(FloatBuffer::upload(gpu, stream, w)?)))
     }
 
-    fn of(geometry: Geometry, format: Option<Format>, kind: Kind) -> Self {
+    fn of(geometry: Geometry, format: Option<Format>, layout: &'static str, kind: Kind) -> Self {
         let columns = Columns::of(&geometry);
-        Self { geometry, format, kind, columns, plans: Plans::default() }
+        Self { geometry, format, layout, kind, columns, plans: Plans::default() }
     }
 
     /// What the layer fixes.
@@ -102,11 +107,7 @@ impl Weights {
 
     /// Name of its layout.
     pub fn layout(&self) -> &'static str {
-        match &self.kind {
-            Kind::Dense(_) => DENSE,
-            Kind::Quantized(_) if self.columns != Columns::of(&self.geometry) => FILLED,
-            Kind::Quantized(parts) => parts.first().map_or(DENSE, Packed::layout),
-        }
+        self.layout
     }
 
     /// The fragments of a group of the convolution, for a kernel that multiplies so many groups of a shape.
@@ -145,7 +146,7 @@ impl Weights {
                 Kind::Quantized(parts.iter().map(|part| part.duplicate(stream)).collect::<Result<_>>()?)
             }
         };
-        Ok(Self { columns: self.columns, ..Self::of(self.geometry, self.format, kind) })
+        Ok(Self { columns: self.columns, ..Self::of(self.geometry, self.format, self.layout, kind) })
     }
 }
 
@@ -155,9 +156,6 @@ pub fn layout_of(caps: &Caps, format: Option<Format>, geometry: &Geometry, x: Fl
     let Some(Format { weight, act }) = format else { return Ok(DENSE) };
     geometry.validate()?;
     geometry.scale_channels(weight.group)?;
-    if weight.channel_scale.is_some() {
-        return Ok(PLAIN);
-    }
     let (n, k) = (geometry.co, geometry.k());
     let groups = n * weight.group.count(k);
     let zeros = match weight.zero {
@@ -165,15 +163,14 @@ pub fn layout_of(caps: &Caps, format: Option<Format>, geometry: &Geometry, x: Fl
         Zero::Integer => Zeros::Integer(vec![0; groups]),
         Zero::Float => Zeros::Float(vec![0.0; groups]),
     };
-    let w = QTensor::new(weight, [n, k], vec![0; n * k], vec![1.0; groups], zeros, None)?;
+    let two_levels = weight.channel_scale.is_some();
+    let scale = if two_levels { Float::F32 } else { weight.scale };
+    let one_level = WeightFormat { scale, channel_scale: None, ..weight };
+    let w = QTensor::new(one_level, [n, k], vec![0; n * k], vec![1.0; groups], zeros, None)?;
     let format = Format { weight, act };
-    let place = Place::of(Unpacked { caps, w: &w, format, geometry, x })?;
-    Ok(match &place {
-        Place::Plain => PLAIN,
-        Place::Product(_, layout) => layout,
-        Place::Fragments(_, columns) if *columns != Columns::of(geometry) => FILLED,
-        Place::Fragments(..) => FRAGMENTS,
-    })
+    let unpacked = Unpacked { caps, w: &w, format, geometry, x };
+    let place = if two_levels { Place::of_groups(unpacked) } else { Place::of(unpacked) }?;
+    Ok(place.layout(geometry))
 }
 
 /// The layouts in which products read weights: in fragments of the tensor cores, and as the direct convolution reads any.
@@ -203,6 +200,8 @@ enum Place<'a> {
     Product(Cow<'a, QTensor>, &'static str),
     /// As implicit products have it: in fragments of the tensor cores, group by group.
     Fragments(Cow<'a, QTensor>, Columns),
+    /// As implicit products by mma.sync have it: in fragments, all groups in one.
+    Groups(QTensor, Columns),
     /// As the direct convolution reads it.
     Plain,
 }
@@ -210,10 +209,9 @@ enum Place<'a> {
 impl<'a> Place<'a> {
     fn of(unpacked: Unpacked<'a>) -> Result<Self> {
         let Unpacked { caps, w, format, geometry, x } = unpacked;
-        // Products have one scale of x a row, a pixel has one: with several positions they are not the same; and what reads factors
-        // multiplies rows of matrices only.
+        // What reads factors multiplies rows of matrices only.
         if w.format().channel_scale.is_some() {
-            return Ok(Place::Plain);
+            return Self::of_groups(unpacked);
         }
         let fragments = packs(FRAGMENTS)?;
         let held = |(w, _): &(Cow<'a, QTensor>, Columns)| fragments.holds(&w.as_ref().into(), format.act).is_ok();
@@ -252,13 +250,32 @@ impl<'a> Place<'a> {
         {
             return Ok(Place::Product(wider, im2col_gemm::LAYOUT));
         }
-        Ok(Place::Plain)
+        Self::of_groups(unpacked)
+    }
+
+    /// For the kernels that come last.
+    fn of_groups(unpacked: Unpacked<'a>) -> Result<Self> {
+        let fragments = packs(FRAGMENTS)?;
+        let held = |(w, _): &(QTensor, Columns)| fragments.holds(&w.into(), Act::A16).is_ok();
+        let weight = implicit_gemm_mma::weight(&unpacked)?.filter(held);
+        Ok(weight.map_or(Place::Plain, |(w, columns)| Place::Groups(w, columns)))
+    }
+
+    /// Name of the layout of the packed weight.
+    fn layout(&self, geometry: &Geometry) -> &'static str {
+        match self {
+            Place::Plain => PLAIN,
+            Place::Product(_, layout) => layout,
+            Place::Groups(..) => implicit_gemm_mma::OF_GROUPS,
+            Place::Fragments(_, columns) if *columns != Columns::of(geometry) => FILLED,
+            Place::Fragments(..) => FRAGMENTS,
+        }
     }
 
     /// Where the columns of the packed weight lie.
     fn columns(&self, geometry: &Geometry) -> Columns {
         match self {
-            Place::Fragments(_, columns) => *columns,
+            Place::Fragments(_, columns) | Place::Groups(_, columns) => *columns,
             _ => Columns::of(geometry),
         }
     }

@@ -63,7 +63,7 @@ impl WindowRows {
 
     /// Where the columns of a weight lie.
     pub fn weight_columns(&self, geometry: &Geometry) -> Columns {
-        Columns { of_row: self.columns, of_position: geometry.ci }
+        Columns { of_row: self.columns, of_position: geometry.ci, of_group: geometry.outputs() }
     }
 
     /// Whether the columns of a weight are those of the convolution, in the same order.

@@ -64,6 +64,6 @@ DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Given& g, u32 
       v.w += __uint_as_float(q[3]);
     }
     const int e = slot * SPLIT + rank, i = e % (NT / 8), n0 = n_tile + e / (NT / 8) * 16;
-    if ((n0 >> 6) * 64 < g.n) store_block(v, row_terms(g, at, n0, lane), g, n0, at.token + 8 * i, at.end, lane);
+    if ((n0 >> 6) * 64 < g.n) store_block(v, row_terms(g, at, n0, lane), g, at, n0, at.token + 8 * i, lane);
   }
 }

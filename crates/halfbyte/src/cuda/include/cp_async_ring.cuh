@@ -7,6 +7,7 @@
 //   PARTS       in how many parts a stage is filled
 //   COPIES_TERMS, copy_terms  what copies what x has beside its columns, a thread's copies of it
 //   sum_stage   what makes sums of a stage of x, where W_OFFSET needs them: while the stage before is read
+// x is a matrix, or (HB_IMAGES) windows on images.
 #pragma once
 #include "epilogue.cuh"
 
@@ -20,6 +21,52 @@ constexpr int GROUP_PIECES = STEP < 128 && GROUP != 0 ? 4 * TILE_STRIPS * (STAGE
 constexpr int FIRST_X = COPIES_W, FIRST_GROUP = FIRST_X + COPIES_X, FIRST_TERM = FIRST_GROUP + COPIES_GROUPS;
 typedef PendingCopies<FIRST_TERM + COPIES_TERMS> StageCopies;
 
+// Where a thread's pieces of x lie, in the order of its copies of a stage: of rows of a matrix.
+//
+//   begin(g, token, strip, k)  the rows from `token` on, which a strip of W is multiplied by, from atom k on
+//   next_stage(g, half)        moves on by STEP columns, within an atom
+//   next_atom(g)               the same, to the next atom; whether W begins anew with it
+//   end()                      there are no more: zeros
+//   atom_of_w(g, k)            the atom of W along k that atom k is multiplied by
+//   is_there(g, c), at(g, c)   copy c, zeros where nothing is there
+struct MatrixRows {
+  const u8* x;
+  int rows_left, k_left;  // of this thread's first piece of x, and what is left from there
+  __device__ __forceinline__ void begin(const Given& g, int token, int, int k) {
+    const int t = threadIdx.x, m = token + t / 8 % NT, column = k * 128 + t / X_PIECES * BOX_K + t % 8 * (16 / X_BYTES);
+    x = (const u8*)g.x + ((u64)m * g.pitch + column) * X_BYTES;
+    rows_left = g.m - m;
+    k_left = g.k - column;
+  }
+  __device__ __forceinline__ void next_stage(const Given&, int) {
+    x += STEP * X_BYTES;
+    k_left -= STEP;
+  }
+  __device__ __forceinline__ bool next_atom(const Given& g) {
+    next_stage(g, 0);
+    return false;
+  }
+  __device__ __forceinline__ void end() { rows_left = -NT; }
+  DEV int atom_of_w(const Given&, int k) { return k; }
+  DEV int box_of(int copy) { return copy * THREADS / X_PIECES; }
+  DEV int row_of(int copy) { return copy * THREADS % X_PIECES / 8; }
+  __device__ __forceinline__ bool is_there(const Given&, int copy) const {
+    return row_of(copy) < rows_left && (PADDED || box_of(copy) * BOX_K < k_left);
+  }
+  __device__ __forceinline__ const u8* at(const Given& g, int copy) const {
+    return x + ((u64)row_of(copy) * g.pitch + box_of(copy) * BOX_K) * X_BYTES;
+  }
+  // First token of the tile; behind the last stage one that is not there.
+  __device__ __forceinline__ int token(const Given& g) const { return g.m - rows_left - (int)threadIdx.x / 8 % NT; }
+};
+#ifdef HB_IMAGES
+#include "image_rows.cuh"
+typedef ImageRows RowsOfX;
+#else
+typedef MatrixRows RowsOfX;
+DEV int steps_of_w(const Given& g) { return g.steps; }
+#endif
+
 // The stages of this block in order, with what a thread copies of them: 16-byte pieces t, t + THREADS, ... of W and of
 // x.  What depends on t is computed once a stage, the rest are constants.  Behind the last stage nothing is left of W,
 // and x is zeros.
@@ -28,16 +75,14 @@ struct Feed {
   const u8* source;
   u32 step;
   int strips, half;
-  const u8* x;
-  int rows_left, k_left;  // of this thread's first piece of x, and what is left from there
+  RowsOfX rows;
   __device__ __forceinline__ void start(const Given& g) {
     strips = half = 0;
-    rows_left = -NT;
     Schedule sc;
     if (!Schedule::piece(g, piece++, sc)) {
       k = 0;
       kend = 1 << 30;
-      return;
+      return rows.end();
     }
     k = sc.k;
     kend = sc.kend;
@@ -45,23 +90,18 @@ struct Feed {
     const int all = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
     const int in = all - 4 * super < 4 ? all - 4 * super : 4;
     strips = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
-    source = atoms_of(g, at) + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
+    const int steps = steps_of_w(g);
+    source = atoms_of(g, at) + ((u64)super * 4 * steps + (u64)RowsOfX::atom_of_w(g, sc.k) * in + sub) * ATOM;
     step = in * ATOM;
-    const int t = threadIdx.x, m = at.x + t / 8 % NT, column = k * 128 + t / X_PIECES * BOX_K + t % 8 * (16 / X_BYTES);
-    x = (const u8*)g.x + ((u64)m * g.pitch + column) * X_BYTES;
-    rows_left = g.m - m;
-    k_left = g.k - column;
+    rows.begin(g, at.x, strip, sc.k);
   }
   __device__ __forceinline__ void next(const Given& g) {
-    x += STEP * X_BYTES;
-    k_left -= STEP;
-    if (++half < HALVES) return;
+    if (++half < HALVES) return rows.next_stage(g, half);
     half = 0;
     source += step;
-    if (++k == kend) start(g);
+    if (++k == kend) return start(g);
+    if (rows.next_atom(g)) source -= (u64)steps_of_w(g) * step;
   }
-  // First token of the tile; behind the last stage one that is not there.
-  __device__ __forceinline__ int token(const Given& g) const { return g.m - rows_left - (int)threadIdx.x / 8 % NT; }
 };
 // Of the pieces of W of a stage, a thread's c-th one: of 128 columns all are one piece of memory, of fewer these are
 // codes.
@@ -106,9 +146,9 @@ DEV void copy_groups(StageCopies& copies, const Feed& f, u32 to) {
 DEV void copy_x(StageCopies& copies, const Given& g, const Feed& f, u32 to, int c) {
   const int t = threadIdx.x, first = c * THREADS;
   const int token = t / 8 % NT, piece = t % 8, box = first / X_PIECES, more = first % X_PIECES / 8;
-  const bool there = more < f.rows_left && (PADDED || box * BOX_K < f.k_left);
+  const bool there = f.rows.is_there(g, c);
   const u32 at = to + (box + t / X_PIECES) * BOX + (more + token) * 128 + ((piece ^ (token & 7)) << 4);
-  const u8* from = there ? f.x + ((u64)more * g.pitch + box * BOX_K) * X_BYTES : (const u8*)g.x;
+  const u8* from = there ? f.rows.at(g, c) : (const u8*)g.x;
   if (BOXES * X_PIECES % THREADS == 0 || first + t < BOXES * X_PIECES)
     copies.start_or_zero(FIRST_X + c, at, from, there);
   else
@@ -130,7 +170,7 @@ struct Ring {
   __device__ __forceinline__ void copy_all_x(const Given& g) {
 #pragma unroll
     for (int c = 0; c < COPIES_X; c++) copy_x(copies, g, feed, x + free * STAGE_X, c);
-    copy_terms(copies, FIRST_TERM, g, feed.k, feed.token(g), w + STAGES * STAGE_W + free * STAGE_TERMS);
+    copy_terms(copies, FIRST_TERM, g, feed.k, feed.rows.token(g), w + STAGES * STAGE_W + free * STAGE_TERMS);
   }
   // Part `part` of PARTS; each a few copies.
   __device__ __forceinline__ void copy(const Given& g, int part) {
@@ -142,7 +182,7 @@ struct Ring {
       if ((c + COPIES_W) % PARTS == part) copy_x(copies, g, feed, x + free * STAGE_X, c);
     if (part == PARTS - 1) {
       copy_groups(copies, feed, w + free * STAGE_W);
-      copy_terms(copies, FIRST_TERM, g, feed.k, feed.token(g), w + STAGES * STAGE_W + free * STAGE_TERMS);
+      copy_terms(copies, FIRST_TERM, g, feed.k, feed.rows.token(g), w + STAGES * STAGE_W + free * STAGE_TERMS);
     }
   }
   // After all parts.

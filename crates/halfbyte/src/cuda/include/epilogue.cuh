@@ -19,9 +19,9 @@ DEV RowTerms row_terms(const Given& g, const Place& at, int n0, int lane) {
     r.s8 = high(s);
   }
   if (const float* bias = bias_of(g, at)) {
-    const int n = n0 + (lane >> 2);
-    r.b = n < g.n ? bias[n] : 0.f;
-    r.b8 = n + 8 < g.n ? bias[n + 8] : 0.f;
+    const int n = n0 + (lane >> 2) - at.before;
+    r.b = n < at.last ? bias[n] : 0.f;
+    r.b8 = n + 8 < at.last ? bias[n + 8] : 0.f;
   }
   return r;
 }
@@ -54,33 +54,34 @@ DEV void store_gated(float4 v, const RowTerms& r, const Given& g, int n0, int m0
   const int m = m0 + (lane >> 2), n = n0 / 2 + 2 * (lane & 3);
   if (m < end && n < g.pitch_of_y()) *(u32*)((u16*)g.y + (u64)m * g.pitch_of_y() + n) = both;
 }
-// Stores 16 rows x 8 tokens of a warp, those before `end`: two rows of one token a lane.
-DEV void store_block(float4 v, const RowTerms& r, const Given& g, int n0, int m0, int end, int lane) {
+// Stores 16 rows x 8 tokens of a warp, those before the tile's end: two rows of one token a lane.
+DEV void store_block(float4 v, const RowTerms& r, const Given& g, const Place& at, int n0, int m0, int lane) {
+  const int end = at.end;
   if constexpr (GATES) return store_gated(v, r, g, n0, m0, end, lane);
   if constexpr (OUT == 2) {  // 8 rows of a token are 32 bytes
-    const int token = m0 + 2 * (lane & 3), row = n0 + (lane >> 2);
+    const int token = m0 + 2 * (lane & 3), row = n0 + (lane >> 2) - at.before;
     float* p = (float*)g.y + (u64)token * g.pitch_of_y() + row;
     const float o[4] = {activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b)), activate(fmaf(v.z, r.s8, r.b8)),
                         activate(fmaf(v.w, r.s8, r.b8))};
 #pragma unroll
     for (int e = 0; e < 4; e++)
-      if (token + (e & 1) < end && row + 4 * (e & 2) < g.n) p[(e & 1) * g.pitch_of_y() + 4 * (e & 2)] = o[e];
+      if (token + (e & 1) < end && row + 4 * (e & 2) < at.last) p[(e & 1) * g.pitch_of_y() + 4 * (e & 2)] = o[e];
     return;
   }
   const Pairs o = outputs(v, r);
   const u32 lo = transpose_8x8(o.lo), hi = transpose_8x8(o.hi);  // now: token lane/4, rows 2t, 2t+1 (and + 8)
-  const int m = m0 + (lane >> 2), n = n0 + 2 * (lane & 3);
+  const int m = m0 + (lane >> 2), n = n0 + 2 * (lane & 3) - at.before;
   if (m >= end) return;
   u16* p = (u16*)g.y + (u64)m * g.pitch_of_y() + n;
-  if (((g.n | g.pitch_of_y()) & 1) == 0 && n + 9 < g.n) {
+  if (((at.unit | g.pitch_of_y()) & 1) == 0 && n + 9 < at.last) {
     *(u32*)p = lo;
     *(u32*)(p + 8) = hi;
     return;
   }
-  if (n < g.n) p[0] = (u16)lo;
-  if (n + 1 < g.n) p[1] = (u16)(lo >> 16);
-  if (n + 8 < g.n) p[8] = (u16)hi;
-  if (n + 9 < g.n) p[9] = (u16)(hi >> 16);
+  if (n < at.last) p[0] = (u16)lo;
+  if (n + 1 < at.last) p[1] = (u16)(lo >> 16);
+  if (n + 8 < at.last) p[8] = (u16)hi;
+  if (n + 9 < at.last) p[9] = (u16)(hi >> 16);
 }
 DEV float4 four(const float* v) { return make_float4(v[0], v[1], v[2], v[3]); }
 
@@ -97,8 +98,7 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, const Pl
     const RowTerms r = row_terms(g, at, n0 + 64 * p, lane);
     if constexpr (STAGED == 0) {
 #pragma unroll
-      for (int i = 0; i < NT / 8; i++)
-        store_block(four(sum[p] + 4 * i), r, g, n0 + 64 * p, at.token + 8 * i, at.end, lane);
+      for (int i = 0; i < NT / 8; i++) store_block(four(sum[p] + 4 * i), r, g, at, n0 + 64 * p, at.token + 8 * i, lane);
     } else if constexpr (GATES) {
       static_assert(STAGED % 32 == 0, "four matrices of 8 tokens");
       const u32 base = staging + wg * (STAGED * 128), to = base + lane * 128 + ((warp4 ^ (lane & 7)) << 4);
@@ -137,17 +137,17 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, const Pl
         barrier_sync(1 + wg, 128);
 #pragma unroll
         for (int i = 0; i < STAGED / 16; i++) {
-          const int m = 16 * i + (t >> 3), c = t & 7, n = strip * 64 + 8 * c;
+          const int m = 16 * i + (t >> 3), c = t & 7, n = strip * 64 + 8 * c - at.before;
           u32 v[4];
           load_shared(v, base + m * 128 + ((c ^ (m & 7)) << 4));
           if (at.token + first + m >= at.end) continue;
           u16* y = (u16*)g.y + (u64)(at.token + first + m) * g.pitch_of_y() + n;
-          if (((g.n | g.pitch_of_y()) & 7) == 0 && n < g.n)
+          if (((at.unit | g.pitch_of_y()) & 7) == 0 && n < at.last)
             *(uint4*)y = make_uint4(v[0], v[1], v[2], v[3]);
           else
 #pragma unroll
             for (int e = 0; e < 8; e++)
-              if (n + e < g.n) y[e] = (u16)(v[e >> 1] >> (16 * (e & 1)));
+              if (n + e < at.last) y[e] = (u16)(v[e >> 1] >> (16 * (e & 1)));
         }
       }
     }

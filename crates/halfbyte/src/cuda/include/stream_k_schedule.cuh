@@ -82,15 +82,18 @@ struct Place {
   int row;  // of tiles
   int x, token, end;  // the first row of x, and rows of y: from the first, before the end
   int weight;  // of several
+  // The output of a row of W lies so many before it; outputs end before `last`, which is a multiple of `unit`, as the
+  // first of them is.
+  int before, last, unit;
 };
 DEV Place place(const Arguments& g, int tile) {
   const Cell at = cell(g.rows, g.columns, tile);
-  return {at.row, at.column * NT, at.column * NT, g.m, 0};
+  return {at.row, at.column * NT, at.column * NT, g.m, 0, 0, g.n, g.n};
 }
 [[maybe_unused]] DEV Place place(const GroupedArguments& g, int tile) {
   const Cell at = cell(g.rows, columns_of(g.grouped), tile);
   const Column c = column_of(g.grouped, at.column);
-  return {at.row, (int)c.x, (int)c.row, (int)c.end, (int)c.weight};
+  return {at.row, (int)c.x, (int)c.row, (int)c.end, (int)c.weight, 0, g.n, g.n};
 }
 // Of the weight of a tile: its atoms, scales (and zero points) of rows, bias.
 DEV const u8* atoms_of(const Arguments& g, const Place&) { return g.w; }

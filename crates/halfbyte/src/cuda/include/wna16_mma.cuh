@@ -2,6 +2,7 @@
 #pragma once
 #include "grouped.cuh"
 #include "decode_codes.cuh"
+#include "windows.cuh"
 
 // A configuration is compiled with -D; the host's config() chooses it.  A warpgroup is 4 warps, each with 16 rows of
 // each of its strips.
@@ -64,7 +65,23 @@ struct Arguments {
 struct GroupedArguments : Arguments {
   GroupedOperands grouped;
 };
-typedef Choice<GROUPED, GroupedArguments, Arguments>::Type Given;
+// With x as windows on images (image_rows.cuh): `x` is the images, k the columns of W, pitch nothing. W has for each group
+// of the convolution a whole number of tiles' strips.
+struct ImageArguments : Arguments {
+  Windows windows;  // channels: of a group, a multiple of 8
+  int height, width, pixel;  // of an image of x; elements from a pixel to the next
+  int outputs, strips;  // of a group
+  int steps_of_w;  // atoms of W along k
+  u64 part;  // elements of x from a part to the next
+  u64 of_channels, of_columns;  // 2^32 by channels / 8, and by the columns of the kernel, rounded up
+  __device__ __forceinline__ int pitch_of_y() const { return windows.pitch; }
+};
+#ifdef HB_IMAGES
+constexpr bool IMAGES = HB_IMAGES;
+#else
+constexpr bool IMAGES = false;
+#endif
+typedef Choice<IMAGES, ImageArguments, Choice<GROUPED, GroupedArguments, Arguments>::Type>::Type Given;
 constexpr int COPIES_TERMS = 0;
 template <class C> DEV void copy_terms(C&, int, const Arguments&, int, int, u32) {}
 

@@ -36,7 +36,7 @@ pub(super) const KERNEL: Kernel = Kernel {
         let forms = config::SLOTS.into_iter().map(|slots| (form(slots), 0)).chain(squares);
         forms.flat_map(|(form, fold)| [false, true].map(|unsigned| form.instance(fold, unsigned))).collect()
     },
-    every_instance: |_| Vec::new(),
+    every_instance: |_, _| Vec::new(),
     choose: |caps, problem| Ok(Box::new(Direct::of(caps, problem)?)),
     candidates: |caps, problem| {
         let Ok(Direct { grid, .. }) = Direct::of(caps, problem) else { return Vec::new() };

@@ -27,7 +27,7 @@ pub(super) const KERNEL: Kernel = Kernel {
         let all = [Byte::I8, Byte::U8].into_iter().flat_map(|x| CONFIGS.map(|config| config.instance(x)));
         all.collect()
     },
-    every_instance: |_| Vec::new(),
+    every_instance: |_, _| Vec::new(),
     choose: |caps, problem| Ok(Box::new(Implicit::of(caps, problem)?)),
     candidates: |caps, problem| {
         let Ok(chosen) = Implicit::of(caps, problem) else { return Vec::new() };

@@ -30,7 +30,7 @@ pub(super) const KERNEL: Kernel = Kernel {
         let all = [false, true].into_iter().flat_map(config::configs);
         all.map(Config::instance).collect()
     },
-    every_instance: |_| Vec::new(),
+    every_instance: |_, _| Vec::new(),
     choose: |caps, problem| Ok(Box::new(Implicit::of(caps, problem)?)),
     candidates: |caps, problem| {
         let Ok(Implicit { shape, .. }) = Implicit::of(caps, problem) else { return Vec::new() };

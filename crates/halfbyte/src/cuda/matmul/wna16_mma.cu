@@ -220,6 +220,21 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
   }
 }
 
+// The stages of `left` units in a warp whose rows are none of the outputs: it copies, and multiplies nothing.
+[[maybe_unused]] DEV void pass(Ring& r, const Given& g, float (&sum)[STRIPS][NT / 2], int left) {
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) sum[p][i] = 0.f;
+#pragma unroll 1
+  for (left *= HALVES; left > 0; left--) {
+    r.open();
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) r.copy(g, part);
+    r.close(g);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_mma(const __grid_constant__ Given g) {
   extern __shared__ __align__(1024) u8 shared[];
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
@@ -244,7 +259,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_mma(const __
                                         warp4 * 8 + (lane >> 2)));
     }
     float sum[STRIPS][NT / 2];
-    if constexpr (SCALED == 16 || SCALED == 32 || SCALED == 64)
+    // Of an image's groups many have fewer than 64 outputs.
+    if (IMAGES && n0 - at.before >= at.last)
+      pass(r, g, sum, sc.kend - sc.k);
+    else if constexpr (SCALED == 16 || SCALED == 32 || SCALED == 64)
       multiply_short(r, g, own, sum, sc.kend - sc.k);
     else
       multiply(r, g, own, sum, sc.kend - sc.k, row_zeros);

@@ -35,7 +35,7 @@ pub(super) const KERNEL: Kernel = gemm::row::<Wna16Mma>(
 
 /// A device of each kind, as far as configurations depend on it, that code for a processor may be chosen for: of sm_75 by itself; of
 /// all others those with the shared memory of graphics cards, of sm_80, and of data centres since. That with the least comes first.
-pub(super) fn devices(arch: Arch) -> Vec<Caps> {
+pub(in crate::cuda) fn devices(arch: Arch) -> Vec<Caps> {
     let numbers: &[u32] = if arch.number < 80 { &[75] } else { &[86, 80, 90] };
     numbers.iter().map(|&number| Caps::of_arch(Arch { number, specific: false, ptx: false })).collect()
 }
@@ -178,6 +178,21 @@ impl Gemm for Wna16Mma {
     }
 }
 
+impl Arguments {
+    /// With windows on images at an address for x, a row for each of so many output pixels; y, bias and the workspace are addresses.
+    pub(in crate::cuda) fn of_images(
+        w: Placed,
+        schedule: &Schedule,
+        addresses: [u64; 3],
+        pixels: usize,
+        x: u64,
+    ) -> Self {
+        let [n, k] = w.shape;
+        let to = Flat(gemm::Output::new(addresses, pixels, n));
+        Self { weight: Flat(w.at), x, to, k: k as i32, pitch: 0, cuts: Flat((*schedule).into()) }
+    }
+}
+
 parameters! {
     /// `GroupedArguments` of the source.
     pub(super) struct GroupedArguments {
@@ -186,7 +201,7 @@ parameters! {
     }
 
     /// `Arguments` of the source.
-    pub(super) struct Arguments {
+    pub(in crate::cuda) struct Arguments {
         weight: Flat<gemm::Weight>,
         x: u64,
         to: Flat<gemm::Output>,

@@ -305,7 +305,12 @@ fn wrong_weights_lengths_and_workspaces_are_errors() {
             let call = Call { x, x_layout, batch, size, w, epilogue, y, y_layout, workspace };
             conv::run(&gpu, &stream, call).map_err(|e| e.to_string())
         };
-        let bytes = Workspace::COUNTER_BYTES + 512;
+        let shape = Conv2dShape::new(geometry, 1, [4, 4]).unwrap();
+        let layouts = [Layout2d::Nchw; 2];
+        let (format, packed_as) = (packed.format(), packed.layout());
+        let problem = Problem { format, shape, x: Float::F32, y: Float::F32, layouts, packed: packed_as };
+        let bytes = conv::plan(&gpu, &packed, problem).unwrap().workspace_bytes();
+        assert!(bytes > Workspace::COUNTER_BYTES);
         assert_eq!(forward(128, 16, 1, 4, bytes), Ok(()));
         let refused = |result: Result<(), String>, text: &str| assert_eq!(result.unwrap_err(), text);
         refused(forward(127, 16, 1, 4, bytes), "conv2d: expected x of 1 × 8 × 4 × 4, got 127 elements");

@@ -1,4 +1,5 @@
-//! Implicit products on Hopper, whatever their plan: of pixels, of rows of windows, of quantised activations.
+//! Implicit products, whatever their plan: on Hopper of pixels, of rows of windows, of quantised activations; on all processors of
+//! groups and images of every type.
 
 use super::convolutions::{Bench, Images, TYPES, check, implicit_cases, kernel, prepare};
 use super::gpus;
@@ -278,6 +279,94 @@ fn many_pixels_go_through_whole_rounds_and_cut_tiles() {
                     let error = f64::from((y - want).abs());
                     assert!(error <= allowed, "{plan:?}: element {i} is {y}, plain {want}");
                 }
+            }
+        }
+    }
+}
+
+/// Groups of many channels and few, of a whole number of pieces and not, of outputs that fill strips and do not.
+fn grouped_cases() -> Vec<(Geometry, usize, [usize; 2])> {
+    let of =
+        |[ci, co, groups]: [usize; 3], kernel| Geometry { groups, padding: [1; 4], ..Geometry::new(ci, co, kernel) };
+    vec![
+        (of([64, 64, 2], [3, 3]), 2, [9, 8]),
+        (of([128, 192, 4], [3, 3]), 1, [7, 7]),
+        (of([48, 40, 2], [3, 3]), 2, [6, 5]),
+        (of([60, 36, 3], [1, 3]), 1, [5, 6]),
+        (Geometry { stride: [2, 1], dilation: [1, 2], ..of([64, 512, 2], [3, 2]) }, 1, [8, 9]),
+        (of([128, 260, 2], [1, 1]), 1, [12, 11]),
+        (Geometry { padding: [3, 2, 1, 0], ..of([10, 66, 1], [5, 5]) }, 1, [9, 7]),
+        (of([32, 384, 1], [3, 3]), 1, [20, 21]),
+    ]
+}
+
+#[test]
+fn implicit_products_by_mma_sync_are_within_the_bound_whatever_their_plan() {
+    let implicit = kernel("implicit_gemm_mma");
+    let formats = [
+        "w4a16",
+        "w8a16-asym",
+        "w4a16-asym-sbf16",
+        "w4a16-g32",
+        "w8a16-g16-asym",
+        "w3a16-g32",
+        "w2a16-g16-float",
+        "w4a16-g64-float-sf32",
+        "w8a16-sf32",
+        "w8a8",
+        "w4a8-g32-asym-xasym",
+        "w4a8-g32-si8",
+        "w8a16-tensor",
+    ];
+    for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
+        let (stream, caps) = (gpu.stream().unwrap(), gpu.caps());
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit };
+        let plain = Bench { kernel: kernel("simt"), ..bench };
+        let mut random = Random(79);
+        let mut cases_of = Vec::new();
+        let all = grouped_cases().into_iter().chain(cases()).chain(implicit_cases()).enumerate();
+        for (g, (geometry, batch, size)) in all {
+            let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+            for (i, format) in formats.into_iter().map(parse).enumerate() {
+                if geometry.scale_channels(format.weight.group).is_err() {
+                    continue;
+                }
+                let types = [TYPES[(g + i) % 3], TYPES[(g + i) / 2 % 3]];
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [geometry.co, geometry.k()], false));
+                let packed = Weights::pack(&gpu, &stream, &w, format.act, geometry, types[0]).unwrap();
+                let layouts = [Layout2d::Nhwc; 2];
+                let problem =
+                    Problem { format: Some(format), shape, x: types[0], y: types[1], layouts, packed: packed.layout() };
+                let plans = implicit.plans(&caps, &problem);
+                // The one that is chosen, and another.
+                let kept = [0, 1 + (g + i) % 8].map(|at| at % plans.len().max(1));
+                let plans: Vec<Plan> =
+                    plans.into_iter().enumerate().filter(|(at, _)| kept.contains(at)).map(|(_, plan)| plan).collect();
+                if !plans.is_empty() {
+                    cases_of.push((w, packed, format, types, shape, plans));
+                }
+            }
+        }
+        let least = if (kernel("implicit_gemm_sm90").serves)(caps.arch) { 100 } else { 150 };
+        assert!(cases_of.len() >= least, "{} served on {}", cases_of.len(), caps.arch);
+        let needed = cases_of.iter().flat_map(|case| case.5.iter().flat_map(Plan::instances));
+        prepare(&gpu, needed.chain((plain.kernel.instances)()));
+        for (at, (w, packed, format, types, shape, plans)) in cases_of.iter().enumerate() {
+            let x = rounded(&random.activations(shape.x_len()), types[0]);
+            let reference = reference::conv2d_linear(&x, w, format.act, shape).unwrap();
+            let images = Images { shape, x: &x, types: *types, layouts: [Layout2d::Nhwc; 2] };
+            for plan in plans {
+                let y = bench.forward_by(plan, packed, &images, Epilogue::default());
+                check(&y, &reference, plan.bound(), &format!("{plan:?} on {}", packed.layout()));
+            }
+            if at % 5 == 0 {
+                let y = plain.forward(packed, &images, Epilogue::default());
+                check(
+                    &y,
+                    &reference,
+                    Bound::new(types[1], shape.geometry().k()),
+                    &format!("simt on {}", packed.layout()),
+                );
             }
         }
     }

@@ -26,8 +26,8 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
     let half = Float::F16;
     assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "implicit_gemm_sm90");
     assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_plain"), "simt");
-    assert_eq!(chosen(80, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "im2col_gemm");
-    assert_eq!(chosen(75, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "im2col_gemm");
+    assert_eq!(chosen(80, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "implicit_gemm_mma");
+    assert_eq!(chosen(75, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "implicit_gemm_mma");
     assert_eq!(chosen(75, &problem("w4a16", wide, Float::BF16, nhwc), "cuda_plain"), "simt");
     assert_eq!(chosen(90, &problem("w4a16", wide, half, LAYOUTS), "cuda_wna16"), "implicit_gemm_rows_sm90");
     assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16_filled"), "implicit_gemm_rows_sm90");
@@ -36,13 +36,18 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
     assert_eq!(chosen(90, &problem("w4a16", wide, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "planes");
     let grouped = Geometry { groups: 2, ..wide };
     assert_eq!(chosen(90, &problem("w4a16", grouped, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "simt");
+    assert_eq!(chosen(90, &problem("w4a16", grouped, half, [Layout2d::Nchw; 2]), "cuda_wna16_groups"), "planes");
+    for (number, x, name) in [(75, half, "w4a16"), (80, Float::BF16, "w8a16-asym"), (90, Float::F32, "w4a8")] {
+        assert_eq!(chosen(number, &problem(name, grouped, x, nhwc), "cuda_wna16_groups"), "implicit_gemm_mma");
+    }
+    assert_eq!(chosen(75, &problem("w4a16", grouped, Float::F32, nhwc), "cuda_wna16_groups"), "simt");
     assert_eq!(chosen(80, &problem("w8a8", wide, half, [Layout2d::Nhwc, Layout2d::Nchw]), "cuda_wna16"), "planes");
     assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16"), "im2col_gemm");
     assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "implicit_gemm_a8_sm90");
     assert_eq!(chosen(90, &problem("w8a8", wide, Float::F32, nhwc), "cuda_wna16"), "implicit_gemm_a8_sm90");
     assert_eq!(chosen(90, &problem("w8a8", narrow, half, nhwc), "cuda_wna16_filled"), "implicit_gemm_a8_sm90");
     assert_eq!(chosen(80, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "im2col_gemm");
-    assert_eq!(chosen(90, &problem("w4a16", wide, Float::F32, nhwc), "cuda_wna16"), "simt");
+    assert_eq!(chosen(90, &problem("w4a16", wide, Float::F32, nhwc), "cuda_wna16"), "implicit_gemm_mma");
     assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_plain"), "simt");
     assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_plain"), "simt");
     assert_eq!(chosen(90, &problem("w4a16", pointwise, half, nhwc), "cuda_wna16"), "implicit_gemm_sm90");
@@ -62,7 +67,7 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
             all.iter().map(|(_, reason)| reason.as_ref().map_or_else(String::new, |r| r.0.clone())).collect();
         assert!(reasons[1].contains(why), "{problem}: {reasons:?}");
         let chosen = all.iter().filter(|(_, reason)| reason.is_none()).map(|(kernel, _)| kernel.name);
-        let expected = if geometry.groups == 1 { "im2col_gemm" } else { "simt" };
+        let expected = if geometry.groups == 1 { "implicit_gemm_mma" } else { "simt" };
         assert_eq!(chosen.collect::<Vec<_>>(), [expected], "{problem}");
     }
     assert_eq!(
@@ -78,7 +83,10 @@ fn rows_have_every_instance_of_every_plan() {
         ["w4a16", "w8a16-asym-sbf16", "w4a16-g32-asym", "w8a16-g64", "w8a8", "w4a8-g32-asym-xasym", "w8a8-asym"];
     let mut plans = 0;
     for format in formats.map(parse) {
-        let of_row = KERNELS.iter().flat_map(|row| [(row.instances)(), (row.every_instance)(format)].concat());
+        let of_row = KERNELS.iter().flat_map(|row| {
+            let every = [90, 80].map(|number| (row.every_instance)(caps(number).arch, format));
+            [(row.instances)(), every.concat()].concat()
+        });
         let listed: HashSet<String> = of_row.map(|instance| instance.to_string()).collect();
         for (geometry, batch, size) in cases().into_iter().chain(implicit_cases()) {
             if geometry.scale_channels(format.weight.group).is_err() {
@@ -94,7 +102,10 @@ fn rows_have_every_instance_of_every_plan() {
                     for plan in KERNELS.iter().flat_map(|row| row.plans(&caps, &problem)) {
                         plans += 1;
                         let own = |instance: &Instance| {
-                            let windows = instance.defines.iter().any(|define| define.starts_with("HB_CONV"));
+                            let windows = instance
+                                .defines
+                                .iter()
+                                .any(|it| it.starts_with("HB_CONV") || it.starts_with("HB_IMAGES"));
                             windows || instance.source.path.starts_with("conv/")
                         };
                         for instance in plan.instances().iter().filter(|instance| own(instance)) {
@@ -135,6 +146,9 @@ fn a_weight_says_before_it_is_packed_where_it_would_lie() {
     assert_eq!(forms, ["cuda_wna16"; 3]);
     assert_eq!([of("w4a16", narrow, 90), of("w8a8", narrow, 90)], ["cuda_wna16_filled"; 2]);
     assert_eq!(of("w4a16", wide, 75), "cuda_wna16");
-    assert_eq!(of("w4a8-g64-si8", wide, 90), "cuda_plain");
+    assert_eq!([of("w4a8-g64-si8", wide, 90), of("w4a8-g64-si8", wide, 75)], ["cuda_wna16_groups", "cuda_plain"]);
+    let grouped = Geometry { groups: 2, ..wide };
+    assert_eq!([of("w4a16", grouped, 90), of("w8a8", grouped, 80), of("w4a16", grouped, 75)], ["cuda_wna16_groups"; 3]);
+    assert_eq!([of("w8a8", grouped, 75), of("w4a16", Geometry { groups: 64, ..wide }, 90)], ["cuda_plain"; 2]);
     assert!(layout_of(&caps(90), Some(parse("w4a16-g9")), &wide, Float::F16).is_err());
 }

@@ -324,7 +324,7 @@ fn forms_of_implicit_products_compile_without_spills() {
         "w4a8-g32-asym-xasym",
     ];
     let kernels = conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
-    let of = |kernel: &conv::Kernel| formats.map(|name| (kernel.every_instance)(parse(name))).concat();
+    let of = |kernel: &conv::Kernel| formats.map(|name| (kernel.every_instance)(arch, parse(name))).concat();
     let all: Vec<Instance> = kernels.flat_map(of).collect();
     assert!(all.len() > 80, "{}", all.len());
     // Some of each format: the whole takes minutes.

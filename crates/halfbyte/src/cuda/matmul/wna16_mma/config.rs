@@ -122,6 +122,13 @@ impl Config {
         Self { tokens, strips, blocks: if tokens * strips <= 32 { 2 } else { 1 }, ..FEW }
     }
 
+    /// For windows on images, by tokens, warpgroups and strips of each, with as many blocks as registers allow: of half the threads
+    /// twice as many. None: a device runs another form in its place.
+    pub fn for_images([tokens, warpgroups, strips]: [usize; 3], atom: Atom, out: Float, caps: &Caps) -> Option<Self> {
+        let config = Self { warpgroups, ..Self::of([tokens, strips]) }.fitted(atom, out, caps);
+        (config.strips == strips && (strips == 1 || !copies_wait_in_registers(caps))).then_some(config)
+    }
+
     /// With stages of as many columns, and as many stages, as a device has room for.
     fn fitted(mut self, atom: Atom, out: Float, caps: &Caps) -> Self {
         // The loop for small groups keeps more in registers, 8 bits take twice the words, and f32 scales and offsets more.
@@ -135,7 +142,19 @@ impl Config {
         if atom.offset && (self.tokens == 64 || self.tokens == 16 && self.blocks == 2 && atom.field_bits() == 8) {
             self.strips = 1;
         }
-        let room = room(caps, self.blocks).saturating_sub(self.staging(out) + 16);
+        let room = match self.warpgroups {
+            1 => {
+                self.blocks *= 2;
+                // Beside 64 tokens a scale a row leaves registers for three, of 4 bits one for 128 columns, too.
+                let few = atom.group == 0 || atom.group == 128 && atom.field_bits() == 4 && !atom.is_wide();
+                if self.tokens == 64 && self.strips == 1 && few {
+                    self.blocks = 3;
+                }
+                ((caps.shared_bytes as usize + 1024) / self.blocks).saturating_sub(1024)
+            }
+            _ => room(caps, self.blocks),
+        };
+        let room = room.saturating_sub(self.staging(out) + 16);
         // A stage's codes are in registers: 32 words of two strips of 8 bits would be too many.
         let few_words = self.strips * atom.bits as usize <= 8;
         // Multiples of an atom's halves lie together.
