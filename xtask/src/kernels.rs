@@ -33,6 +33,9 @@ the same of any shape, and why no other kernel was taken.\n";
 /// Outputs and length of the reduction.
 const SHAPE: [usize; 2] = [4096, 4096];
 
+/// Formats of convolutions in groups: all others go the same way.
+const GROUPED: [&str; 2] = ["w4a16", "w8a8"];
+
 /// The greatest number of rows.
 const MOST_ROWS: usize = 8192;
 
@@ -167,11 +170,17 @@ fn text(root: &Path) -> Result<String, String> {
 
     out += "\n## Convolutions on GPUs\n\n3×3, padding 1, 64 to 64 channels, images of 56 × 56 pixel by pixel in f16, batch 1 and 32; formats whose \
 groups lie within the channels of a position. Images in planes that none of these reads or writes are copied before and after (`planes`).\n";
-    let fits = |format: &&Format| Geometry::new(64, 64, [3, 3]).scale_channels(format.weight.group).is_ok();
-    let rows = formats.iter().filter(fits).map(|&format| {
-        let cell = |(_, gpu): (&str, Caps)| convolution(&gpu, format);
-        (format.to_string(), gpus().map(cell).into())
-    });
+    let whole = Geometry { padding: [1; 4], ..Geometry::new(64, 64, [3, 3]) };
+    let fits = |format: &&Format| whole.scale_channels(format.weight.group).is_ok();
+    let row = |(name, format, geometry): (String, Format, Geometry)| {
+        (name, gpus().map(|(_, gpu)| convolution(&gpu, format, geometry)).into())
+    };
+    let of_formats = formats.iter().filter(fits).map(|&format| (format.to_string(), format, whole));
+    let of_groups =
+        formats.iter().filter(|format| GROUPED.contains(&format.to_string().as_str())).flat_map(|&format| {
+            [64, 16].map(|groups| (format!("{format} in {groups} groups"), format, Geometry { groups, ..whole }))
+        });
+    let rows = of_formats.chain(of_groups).map(row);
     out += &table("format", gpus().map(|(name, _)| name).into_iter(), rows.collect());
 
     out += "\n## Layers of bytes on GPUs\n\nu8 to u8, images of 56 × 56, batch 32, weights without zero points unless said.\n";
@@ -213,8 +222,7 @@ of each record of `bench/record`, in percent.\n";
 }
 
 /// What computes a convolution in a format, for one image and for many.
-fn convolution(gpu: &Caps, format: Format) -> String {
-    let geometry = Geometry { padding: [1; 4], ..Geometry::new(64, 64, [3, 3]) };
+fn convolution(gpu: &Caps, format: Format, geometry: Geometry) -> String {
     let of_batch = |batch: usize| {
         let kernel = || {
             let (shape, x) = (Conv2dShape::new(geometry, batch, [56, 56])?, Float::F16);

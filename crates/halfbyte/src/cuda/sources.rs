@@ -42,6 +42,7 @@ pub const HEADERS: &[Source] = headers![
     "attention_tiles.cuh"
     "attention_wgmma.cuh"
     "cluster_join.cuh"
+    "conv_weights.cuh"
     "cp_async_ring.cuh"
     "decode_codes.cuh"
     "dequant.cuh"

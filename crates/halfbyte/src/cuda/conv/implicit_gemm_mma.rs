@@ -9,6 +9,7 @@
 pub mod config;
 
 use super::columns::Columns;
+use super::depthwise;
 use super::gemm_1x1::one_part;
 use super::half_images::{self, PARTS_OF_F32, PIECE, Quantized};
 use super::weights::Unpacked;
@@ -241,7 +242,9 @@ struct X {
 pub(super) fn weight(of: &Unpacked<'_>) -> Result<Option<(QTensor, Columns)>> {
     let Unpacked { caps, w, format, geometry, x } = *of;
     let wide = format.act.is_quantized() || x == Float::F32;
-    let serves = (KERNEL.serves)(caps.arch) && caps.arch.multiplies(if wide { Float::BF16 } else { x });
+    let serves = (KERNEL.serves)(caps.arch)
+        && depthwise::takes(geometry).is_err()
+        && caps.arch.multiplies(if wide { Float::BF16 } else { x });
     let numbers = Numbers::of(format, geometry).ok();
     let Some(numbers) = numbers.filter(|numbers| serves && !numbers.is_wasted(geometry)) else { return Ok(None) };
     Ok(Some((numbers.fill(w, geometry)?, numbers.columns(geometry))))

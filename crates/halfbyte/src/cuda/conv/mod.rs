@@ -12,10 +12,12 @@
 //! | `implicit_gemm_rows_sm90` | sm_90a | 4 and 8 bits, half images of any number of channels, one group |
 //! | `implicit_gemm_mma` | all from sm_75 on | every format of codes, in nhwc, images of every type and number of channels, groups; a16, and of several groups a8 |
 //! | `im2col_gemm` | all from sm_75 on | 4 and 8 bits, one group: slabs of patches, each a product of [`crate::cuda::matmul`] |
+//! | `depthwise` | all from sm_75 on | images in nhwc, groups of 1, 2, 4 or 8 channels and as many outputs |
 //! | `planes` | all from sm_75 on | x or y in planes: what the kernels above compute of images pixel by pixel, copied before and after |
 //! | `simt` | all from sm_75 on | everything |
 
 mod columns;
+mod depthwise;
 mod gemm_1x1;
 mod half_images;
 pub(in crate::cuda) mod im2col;
@@ -172,6 +174,7 @@ impl Operation for Convolution {
         implicit_gemm_rows_sm90::KERNEL,
         implicit_gemm_mma::KERNEL,
         im2col_gemm::KERNEL,
+        depthwise::KERNEL,
         planes::KERNEL,
         simt::KERNEL,
     ];

@@ -1,14 +1,15 @@
 //! Launches of `quantize_pixels.cu`: images as what their codes of 8 bits stand for, by the rule of
 //! [`crate::ops::Conv2d`].
 
+use super::Call;
 use crate::conv::{Conv2dShape, Layout2d};
-use crate::cuda::Gpu;
 use crate::cuda::driver::{FloatView, Launch, Stream, ViewMut};
 use crate::cuda::matmul::float_type;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
+use crate::cuda::{Gpu, Workspace};
 use crate::error::{Error, Result};
-use crate::format::Act;
+use crate::format::{Act, Format};
 
 static SOURCE: Source =
     Source { path: "conv/quantize_pixels.cu", text: include_str!("quantize_pixels.cu"), parameters: &[Params::LAYOUT] };
@@ -39,8 +40,36 @@ pub(super) fn instances() -> Vec<Instance> {
     [Act::A8, Act::A8Asym].map(instance).into()
 }
 
+/// Whether a launch counts the scales of a shape's images.
+pub(super) fn counts(shape: &Conv2dShape) -> bool {
+    shape.x_len().div_ceil(THREADS) <= i32::MAX as usize
+}
+
+/// Bytes of workspace of [`in_workspace`].
+pub(super) fn workspace_bytes(shape: &Conv2dShape) -> usize {
+    Workspace::COUNTER_BYTES + 4 * shape.x_len()
+}
+
+/// Puts it into a stream, to the workspace of a call: what its images stand for, pixel by pixel in f32. Their address.
+pub(super) fn in_workspace(
+    gpu: &Gpu,
+    stream: &Stream,
+    (shape, format): (&Conv2dShape, Format),
+    call: &mut Call<'_>,
+) -> Result<u64> {
+    let bytes = workspace_bytes(shape);
+    let Some(workspace) = call.workspace.as_deref_mut() else {
+        return Err(Error::invalid(OP, format!("a workspace of {bytes} bytes"), "none"));
+    };
+    let values = workspace.view_mut().slice(Workspace::COUNTER_BYTES..bytes).cast::<f32>();
+    let share = shape.geometry().scale_channels(format.weight.activation_group())?;
+    let address = values.pointer();
+    run(gpu, stream, shape, (call.x, call.x_layout), (format.act, share), values)?;
+    Ok(address)
+}
+
 /// Puts it into a stream: y `[pixels, ci]`; `share` channels have one scale.
-pub(super) fn run(
+fn run(
     gpu: &Gpu,
     stream: &Stream,
     shape: &Conv2dShape,

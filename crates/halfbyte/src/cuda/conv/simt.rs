@@ -11,8 +11,8 @@ use crate::cuda::driver::{FloatView, Launch, Stream};
 use crate::cuda::matmul::{self, Packed};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
-use crate::cuda::{Caps, Gpu, Workspace};
-use crate::error::{Error, Result};
+use crate::cuda::{Caps, Gpu};
+use crate::error::Result;
 use crate::format::Act;
 use crate::kernel::Reason;
 
@@ -32,13 +32,16 @@ pub(super) const KERNEL: Kernel = Kernel::with_one(
     choose,
 );
 
+/// The layout of weights that all groups of a convolution share.
+pub(super) const PLAIN: &str = "cuda_plain";
+
 /// As in the source: threads of a block, and output pixels of a thread.
 const THREADS: usize = 256;
 const PIXELS: usize = 4;
 
 parameters! {
-    /// As in the source.
-    struct Weight {
+    /// As in `include/conv_weights.cuh`.
+    pub(super) struct Weight {
         codes: u64,
         scales: u64,
         zeros: u64,
@@ -84,7 +87,7 @@ fn tasks(problem: &Problem, outputs: usize) -> usize {
 fn choose(_: &Caps, problem: &Problem) -> Bind<Convolution> {
     let g = problem.shape.geometry();
     let act = problem.format.map(|format| format.act).filter(|act| act.is_quantized());
-    let scales = act.is_some() && problem.shape.x_len().div_ceil(THREADS) > i32::MAX as usize;
+    let scales = act.is_some() && !quantize_pixels::counts(&problem.shape);
     let blocks = tasks(problem, g.co).div_ceil(THREADS) > i32::MAX as usize;
     if blocks || scales || [g.ci, g.co, g.k()].iter().any(|&size| size > i32::MAX as usize) {
         return Err(Reason("more channels or blocks than 31 bits count".into()));
@@ -105,7 +108,7 @@ impl Direct {
         let bits = self.problem.format.map_or(0, |format| format.weight.bits);
         match self.problem.packed {
             DENSE => instance(0, 0),
-            "cuda_plain" => instance(1, if bits == 3 { 4 } else { bits }),
+            PLAIN => instance(1, if bits == 3 { 4 } else { bits }),
             _ => instance(2, bits),
         }
     }
@@ -134,6 +137,20 @@ fn weight(part: &Packed) -> (Weight, [u32; 2]) {
     }
 }
 
+/// The parts of a call's weight, each with the numbers of its instance.
+pub(super) fn weights(call: &Call<'_>) -> Vec<(Weight, [u32; 2])> {
+    match &call.w.kind {
+        Kind::Quantized(parts) => parts.iter().map(weight).collect(),
+        Kind::Dense(floats) => {
+            let (view, g): (FloatView<'_>, _) = (floats.view(0..floats.len()), call.w.geometry());
+            let dtype = matmul::float_type(view.dtype());
+            let (n, k) = (g.co as u64, g.k() as u64);
+            let none = Weight { codes: 0, scales: 0, zeros: 0, n, k, group: 1, middle: 0, dtype, zero_kind: 0 };
+            vec![(Weight { codes: view.pointer(), ..none }, [0; 2])]
+        }
+    }
+}
+
 impl Configured<Convolution> for Direct {
     fn text(&self) -> String {
         format!("{PIXELS} pixels of an output a thread")
@@ -145,40 +162,22 @@ impl Configured<Convolution> for Direct {
 
     /// Room for what quantised images stand for.
     fn workspace_bytes(&self) -> usize {
-        self.act.map_or(0, |_| Workspace::COUNTER_BYTES + 4 * self.problem.shape.x_len())
+        self.act.map_or(0, |_| quantize_pixels::workspace_bytes(&self.problem.shape))
     }
 
-    fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+    fn run(&self, gpu: &Gpu, stream: &Stream, mut call: Call<'_>) -> Result<()> {
         let problem = &self.problem;
-        let g = *problem.shape.geometry();
         let [mut x_layout, y_layout] = problem.layouts;
         let (mut x, mut x_type, bias) = (call.x.pointer(), call.x.dtype(), call.bias_at(0));
-        if let (Some(act), Some(format)) = (self.act, problem.format) {
-            let bytes = self.workspace_bytes();
-            let Some(workspace) = call.workspace else {
-                return Err(Error::invalid(OP, format!("a workspace of {bytes} bytes"), "none"));
-            };
-            let all = workspace.view_mut().slice(Workspace::COUNTER_BYTES..bytes);
-            let values = all.cast::<f32>();
-            let share = g.scale_channels(format.weight.activation_group())?;
-            x = values.pointer();
-            quantize_pixels::run(gpu, stream, &problem.shape, (call.x, x_layout), (act, share), values)?;
+        if let (Some(_), Some(format)) = (self.act, problem.format) {
+            x = quantize_pixels::in_workspace(gpu, stream, (&problem.shape, format), &mut call)?;
             (x_layout, x_type) = (Layout2d::Nhwc, crate::tensor::Float::F32);
         }
-        let parts: Vec<(Weight, [u32; 2])> = match &call.w.kind {
-            Kind::Quantized(parts) => parts.iter().map(weight).collect(),
-            Kind::Dense(floats) => {
-                let view: FloatView<'_> = floats.view(0..floats.len());
-                let dtype = matmul::float_type(view.dtype());
-                let (n, k) = (g.co as u64, g.k() as u64);
-                let none = Weight { codes: 0, scales: 0, zeros: 0, n, k, group: 1, middle: 0, dtype, zero_kind: 0 };
-                vec![(Weight { codes: view.pointer(), ..none }, [0; 2])]
-            }
-        };
         let Columns { of_row, of_position, of_group } = call.w.columns;
         let (activation, low, high) = matmul::activation(call.epilogue.activation);
         let images = Images::new(OP, &problem.shape, [x_layout, y_layout])?;
-        let (mut first, outputs) = (0, (g.co / parts.len().max(1)) as u64);
+        let parts = weights(&call);
+        let (mut first, outputs) = (0, (problem.shape.geometry().co / parts.len().max(1)) as u64);
         for (w, [layout, bits]) in parts {
             let params = Params {
                 images,

@@ -171,9 +171,12 @@ fn bias_and_activation_come_last_in_every_kernel() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(64);
-        for geometry in
-            [Geometry { padding: [1; 4], groups: 2, ..Geometry::new(128, 48, [3, 3]) }, Geometry::new(64, 24, [1, 1])]
-        {
+        for geometry in [
+            Geometry { padding: [1; 4], groups: 2, ..Geometry::new(128, 48, [3, 3]) },
+            Geometry::new(64, 24, [1, 1]),
+            Geometry { padding: [1; 4], groups: 48, ..Geometry::new(48, 48, [3, 3]) },
+            Geometry { padding: [1; 4], groups: 6, ..Geometry::new(24, 24, [3, 3]) },
+        ] {
             let shape = Conv2dShape::new(geometry, 2, [5, 6]).unwrap();
             let format = parse("w8a16");
             let w = random.qtensor(format.weight, [geometry.co, geometry.k()], false);

@@ -1,6 +1,6 @@
 //! Which kernel computes a convolution, and in which configuration: no device is needed.
 
-use super::convolutions::{TYPES, caps, implicit_cases};
+use super::convolutions::{TYPES, caps, implicit_cases, kernel};
 use crate::conv::{LAYOUTS, cases};
 use crate::data::parse;
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
@@ -74,6 +74,74 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
         problem("w4a16", narrow, half, nhwc).to_string(),
         "w4a16 with x f16 nhwc, y f16 nhwc at 32 × 3 × 56 × 56, 7 × 7 to 64, stride [2, 2] padding [3, 3, 3, 3] dilation [1, 1] groups 1"
     );
+}
+
+#[test]
+fn groups_of_few_channels_are_for_the_kernel_that_loads_eight_at_a_time() {
+    let grouped = |channels: usize, outputs: usize, groups: usize| Geometry {
+        groups,
+        padding: [1; 4],
+        ..Geometry::new(channels * groups, outputs * groups, [3, 3])
+    };
+    let nhwc = [Layout2d::Nhwc; 2];
+    let problem = |geometry: Geometry, [x, y]: [Float; 2], layouts, name: &str| {
+        let shape = Conv2dShape::new(geometry, 32, [56, 56]).unwrap();
+        let format: Option<Format> = (name != "dense").then(|| parse(name));
+        let packed = layout_of(&caps(90), format, &geometry, x).unwrap();
+        Problem { format, shape, x, y, layouts, packed }
+    };
+    let halfs = [Float::F16; 2];
+    let listed: HashSet<String> =
+        KERNELS.iter().flat_map(|row| (row.instances)()).map(|instance| instance.to_string()).collect();
+    for number in [75, 80, 90] {
+        for (channels, groups) in [(1, 128), (2, 12), (4, 32), (8, 9)] {
+            for stride in [1, 2, 3] {
+                let geometry = Geometry { stride: [stride; 2], ..grouped(channels, channels, groups) };
+                for name in ["w4a16", "w8a16-asym", "w3a16", "w2a16-float", "w8a8", "w4a8-asym-xasym", "dense"] {
+                    for types in TYPES.into_iter().flat_map(|x| TYPES.map(|y| [x, y])) {
+                        let of_pixels = problem(geometry, types, nhwc, name);
+                        let plan = Plan::of(&caps(number), &of_pixels).unwrap();
+                        assert_eq!(plan.kernel().name, "depthwise", "{number}: {of_pixels}");
+                        assert_eq!(plan.workspace_bytes() > 0, name.contains("a8"), "{of_pixels}");
+                        for instance in plan.instances() {
+                            assert!(listed.contains(&instance.to_string()), "{instance}");
+                        }
+                        let of_planes = Problem { layouts: [Layout2d::Nchw; 2], ..of_pixels };
+                        let around = Plan::of(&caps(number), &of_planes).unwrap();
+                        assert_eq!(around.kernel().name, "planes", "{number}: {of_planes}");
+                        assert!(around.to_string().contains(&plan.to_string()), "{around} and {plan}");
+                        assert!(around.workspace_bytes() > plan.workspace_bytes());
+                    }
+                }
+            }
+        }
+    }
+    for name in ["w4a8-g4-si8", "w8a16-g2-asym-sbf16", "w3a16-g4"] {
+        let problem = problem(grouped(4, 4, 32), halfs, nhwc, name);
+        assert_eq!(Plan::of(&caps(90), &problem).unwrap().kernel().name, "depthwise", "{problem}");
+    }
+    let large = Geometry { padding: [15; 4], ..grouped(1, 1, 64) };
+    let large = problem(Geometry { kernel: [31, 31], ..large }, halfs, nhwc, "w4a16");
+    let plan = Plan::of(&caps(90), &large).unwrap();
+    let text = "64 channels a tile, 4 rows of the kernel at a time";
+    assert!(plan.to_string().starts_with(text), "{plan}");
+    let few = grouped(1, 1, 64);
+    for (geometry, layouts, why) in [
+        (few, [Layout2d::Nhwc, Layout2d::Nchw], "images in nhwc"),
+        (grouped(16, 16, 4), nhwc, "groups of 1, 2, 4 or 8 channels, here 4 of 16"),
+        (grouped(8, 8, 1), nhwc, "groups of 1, 2, 4 or 8 channels, here 1 of 8"),
+        (grouped(1, 2, 64), nhwc, "as many outputs of a group as channels, 1 are 2"),
+        (grouped(1, 1, 12), nhwc, "loads 8 channels at a time, a pixel has 12"),
+        (Geometry { stride: [1 << 25, 1], ..few }, nhwc, "than 24 bits count"),
+        (Geometry { kernel: [1, 2000], padding: [0, 1000, 0, 1000], ..few }, nhwc, "a row of the kernel"),
+    ] {
+        let problem = problem(geometry, halfs, layouts, "w8a16");
+        let reason = kernel("depthwise").supports(&caps(90), &problem).unwrap_err();
+        assert!(reason.0.contains(why), "{problem}: {}", reason.0);
+    }
+    let fragments = Problem { packed: "cuda_wna16", ..problem(few, halfs, nhwc, "w8a16") };
+    let reason = kernel("depthwise").supports(&caps(90), &fragments).unwrap_err();
+    assert_eq!(reason.0, "reads layout cuda_plain or floats, not cuda_wna16");
 }
 
 /// What compiles kernels for machines without a compiler goes through the rows of the table.

@@ -5,6 +5,7 @@
 
 mod cache;
 mod conv;
+mod conv_depthwise;
 mod conv_implicit;
 mod conv_plans;
 mod conversions;
