@@ -34,14 +34,18 @@ fn the_choice_is_the_first_kernel_that_can() {
         assert_eq!(chosen(arch, &problem(wide, true, false, nhwc)), "int8_mma");
         assert_eq!(chosen(arch, &problem(new(3, 64, [7, 7]), true, false, nhwc)), "int8_im2col_gemm");
         assert_eq!(chosen(arch, &problem(wide, true, false, LAYOUTS)), "int8_im2col_gemm");
-        assert_eq!(chosen(arch, &problem(wide, false, false, nhwc)), "int8_simt");
+        assert_eq!(chosen(arch, &problem(wide, false, false, nhwc)), "int8_mma");
+        assert_eq!(chosen(arch, &problem(wide, false, true, nhwc)), "int8_mma");
+        assert_eq!(chosen(arch, &problem(new(3, 64, [7, 7]), false, true, nhwc)), "int8_im2col_gemm");
     }
     for (problem, why, instead) in [
-        (problem(wide, false, false, nhwc), "without zero points", "int8_simt"),
-        (problem(wide, true, true, nhwc), "y is floats", "int8_simt"),
+        (problem(wide, false, false, nhwc), "without zero points", "int8_mma"),
+        (problem(wide, true, true, nhwc), "y is floats", "int8_mma"),
         (problem(wide, true, false, LAYOUTS), "in nhwc", "int8_im2col_gemm"),
         (problem(wide, true, false, [Layout2d::Nchw; 2]), "in nhwc", "int8_planes"),
-        (problem(wide, false, false, [Layout2d::Nchw; 2]), "without zero points", "int8_simt"),
+        (problem(wide, false, false, [Layout2d::Nchw; 2]), "without zero points", "int8_planes"),
+        (problem(wide, true, true, [Layout2d::Nchw; 2]), "y is floats", "int8_simt"),
+        (problem(new(3, 64, [7, 7]), false, true, nhwc), "y is floats", "int8_im2col_gemm"),
         (problem(Geometry { groups: 2, ..wide }, true, false, nhwc), "a group has 32", "int8_mma"),
         (problem(Geometry::new(40, 8, [1, 1]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),
         (problem(Geometry::new(3, 64, [7, 7]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),
