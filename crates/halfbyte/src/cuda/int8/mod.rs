@@ -11,9 +11,11 @@
 //! | `int8_sm90` | sm_90a | bytes to bytes in nhwc, weights without zero points, channels of a group a multiple of 64 |
 //! | `int8_im2col_gemm` | all from sm_75 on | y in nhwc, one group: slabs of patches, each a product by `int8_sm90` or `int8_mma` |
 //! | `int8_mma` | all from sm_75 on | bytes to bytes or floats in nhwc, channels of a group a multiple of 16 |
+//! | `int8_depthwise` | all from sm_75 on | bytes to bytes or floats in nhwc, groups of 1, 2, 4 or 8 channels and as many outputs, channels a multiple of 16 |
 //! | `int8_planes` | all from sm_75 on | x or y in planes, y in bytes if it is: what the kernels above compute of images pixel by pixel, copied before and after |
 //! | `int8_simt` | all from sm_75 on | everything |
 
+mod int8_depthwise;
 #[doc(hidden)]
 pub mod int8_direct_sm90;
 mod int8_im2col_gemm;
@@ -153,6 +155,7 @@ impl Operation for Int8 {
         int8_sm90::KERNEL,
         int8_mma::KERNEL,
         int8_im2col_gemm::KERNEL,
+        int8_depthwise::KERNEL,
         int8_planes::KERNEL,
         int8_simt::KERNEL,
     ];

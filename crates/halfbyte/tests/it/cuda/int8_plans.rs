@@ -55,3 +55,38 @@ fn the_choice_is_the_first_kernel_that_can() {
         assert!(reason.0.contains(why), "{problem}: {reason}");
     }
 }
+
+#[test]
+fn groups_of_few_channels_have_a_kernel_of_their_own() {
+    let problem = |ci: usize, co: usize, groups: usize, symmetric, floats, layouts| {
+        let geometry = Geometry { padding: [1; 4], groups, ..Geometry::new(ci, co, [3, 3]) };
+        let shape = Conv2dShape::new(geometry, 2, [56, 56]).unwrap();
+        Problem { shape, x: Byte::I8, symmetric, floats, layouts }
+    };
+    let (pixels, planes) = ([Layout2d::Nhwc; 2], [Layout2d::Nchw; 2]);
+    let layouts_of_x = [Layout2d::Nchw, Layout2d::Nhwc];
+    for arch in [75, 80, 90] {
+        let chosen = |problem: &Problem| Plan::of(&caps(arch), problem).unwrap().kernel().name;
+        for channels in [1, 2, 4, 8] {
+            for (symmetric, floats) in [(true, false), (false, false), (true, true), (false, true)] {
+                let problem = |layouts| problem(96, 96, 96 / channels, symmetric, floats, layouts);
+                assert_eq!(chosen(&problem(pixels)), "int8_depthwise");
+                assert_eq!(chosen(&problem(layouts_of_x)), "int8_planes");
+                assert_eq!(chosen(&problem(planes)), if floats { "int8_simt" } else { "int8_planes" });
+            }
+        }
+        for (ci, co, groups, why) in [
+            (24, 24, 24, "brings 16 channels at a time, an image has 24"),
+            (96, 192, 96, "as many outputs, a group has 1 and 2"),
+            (48, 48, 16, "1, 2, 4 or 8 channels and as many outputs, a group has 3 and 3"),
+        ] {
+            let problem = problem(ci, co, groups, true, false, pixels);
+            assert_eq!(chosen(&problem), "int8_simt");
+            let reason = kernel("int8_depthwise").supports(&caps(arch), &problem).unwrap_err();
+            assert!(reason.0.contains(why), "{problem}: {reason}");
+        }
+        let problem = problem(96, 96, 96, true, true, planes);
+        let reason = kernel("int8_planes").supports(&caps(arch), &problem).unwrap_err();
+        assert!(reason.0.contains("copies bytes of y, not floats"), "{reason}");
+    }
+}
