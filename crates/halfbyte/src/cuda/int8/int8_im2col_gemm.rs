@@ -4,7 +4,7 @@
 //! Serves what neither reads from images: planes, and few channels. The padding is copied as the zero point of x, so that the
 //! product knows of none.
 
-use super::{Call, Int8, Kernel, Layer, Problem, bytes_of, int8_mma, int8_sm90};
+use super::{Call, Int8, Kernel, Layer, Place, Problem, int8_mma, int8_sm90};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::conv::im2col::{self, Patches};
 use crate::cuda::dispatch::{About, Bind, Configured};
@@ -42,10 +42,10 @@ fn choose(caps: &Caps, problem: &Problem) -> Bind<Int8> {
         let shape = Conv2dShape::new(Geometry::new(wide, g.co, [1, 1]), 1, [1, rows]);
         let shape = shape.map_err(|why| Reason(why.to_string()))?;
         let problem = Problem { shape, layouts: [Layout2d::Nhwc; 2], ..*problem };
-        Ok(match caps.arch.is_hopper() {
-            true => Product::Sm90(int8_sm90::Implicit::of(caps, &problem)?),
-            false => Product::Mma(int8_mma::Implicit::of(caps, &problem)?),
-        })
+        if caps.arch.is_hopper() && problem.is_bytes_in_nhwc().is_ok() {
+            return Ok(Product::Sm90(int8_sm90::Implicit::of(caps, &problem)?));
+        }
+        Ok(Product::Mma(int8_mma::Implicit::of(caps, &problem)?))
     };
     let mut sizes: Vec<usize> = patches.slabs().map(|pixels| pixels.len()).collect();
     sizes.dedup();
@@ -75,9 +75,9 @@ impl Product {
         }
     }
 
-    fn multiply(&self, gpu: &Gpu, stream: &Stream, layer: &Layer, x: View<'_, u8>, y: u64) -> Result<()> {
+    fn multiply(&self, gpu: &Gpu, stream: &Stream, layer: &Layer, x: View<'_, u8>, y: Place) -> Result<()> {
         match self {
-            Self::Sm90(product) => product.multiply(gpu, stream, layer, x, y),
+            Self::Sm90(product) => product.multiply(gpu, stream, layer, x, y.address),
             Self::Mma(product) => product.multiply(gpu, stream, layer, x, y),
         }
     }
@@ -109,7 +109,7 @@ impl Configured<Int8> for Slabs {
     }
 
     fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-        let y = bytes_of(NAME, &call.y)?;
+        let y = Place::of(&call.y);
         let Some(workspace) = call.workspace else { return Err(Error::invalid(NAME, "a workspace", "none")) };
         // The padding is the zero point of x.
         let (patches, zero) = (&self.patches, call.layer.x().zero() as u8);
@@ -121,7 +121,7 @@ impl Configured<Int8> for Slabs {
                 return Err(Error::invalid(NAME, "a slab that was planned", pixels.len().to_string()));
             };
             let x = room.slice(0..pixels.len() * patches.wide);
-            product.multiply(gpu, stream, call.layer, x, y + (pixels.start * co) as u64)?;
+            product.multiply(gpu, stream, call.layer, x, y.at(pixels.start * co))?;
         }
         Ok(())
     }

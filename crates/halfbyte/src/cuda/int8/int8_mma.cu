@@ -1,6 +1,7 @@
-// int8 GEMM and implicit GEMM by mma.sync, from sm_75 on: y = clamp(round(sum * M) + zero of y), where sum = x . W^T of
-// bytes is exact in int32; x is a matrix, or windows on images.  layout/cuda_int8.rs draws the packed weights;
-// format/int8.rs says what the numbers mean, to the bit.
+// int8 GEMM and implicit GEMM by mma.sync, from sm_75 on: sum = (x - zero of x) . (W - zeros of W)^T + bias of bytes is
+// exact in int32; x is a matrix, or windows on images.  y is bytes, clamp(round(sum * M) + zero of y), or floats,
+// activation(sum * scale + bias).  layout/cuda_int8.rs draws the packed weights; format/int8.rs says what the numbers
+// mean, to the bit.
 //
 // A block of 8 warps computes one tile of STRIPS * 64 outputs and NT pixels: a warp has 16 outputs of each strip and
 // half of the pixels.
@@ -8,8 +9,13 @@
 //       and of x for each pixel 8 pieces of 16 channels, each of one position.  A piece in the padding is the zero
 //       point of x.
 //   W is the A operand of mma.sync m16n8k32, pixels its N; ldmatrix gives both.
-//   v = sum + constant of the output, which takes the zero point of x off
-//   epilogue: requantise; codes go through shared memory, 64 outputs of a pixel side by side
+//   sum = x . W^T + constant of the output, which takes the zero point of x off
+//   ZEROS: less zero of the output * sum of (x - zero of x) over the columns.  What is not there is the zero point of x
+//       and counts for nothing.  A thread sums the pieces that it brings.
+//   epilogue: requantise, or floats; codes, or sums, go through shared memory, 64 outputs of a pixel side by side
+#include "floats.cuh"
+
+#include "activation.cuh"
 #include "requantize.cuh"
 #include "windows.cuh"
 
@@ -17,28 +23,36 @@ constexpr int NT = HB_NT;  // pixels
 constexpr int STRIPS = HB_STRIPS;  // of 64 outputs
 constexpr int STAGES = __CUDA_ARCH__ < 800 ? 2 : 3;  // in the ring
 constexpr bool UNSIGNED = HB_UNSIGNED;  // x is u8, else i8
+constexpr bool ZEROS = HB_ZEROS;  // weights have zero points
+constexpr bool FLOATS = HB_FLOATS;  // y is floats, else bytes
 
 constexpr int THREADS = 256;
 constexpr int ATOM = 64 * 128, STAGE_W = STRIPS * ATOM, STAGE = STAGE_W + NT * 128;
 constexpr int COPIES_W = STAGE_W / 16 / THREADS, COPIES_X = NT * 8 / THREADS;  // a thread's
+constexpr int PITCH = 68;  // ints from the staged sums of a pixel to the next: those of a warp lie in all banks
 
 static_assert(NT == 32 || NT == 64 || NT == 128, "pixels");
 static_assert(STRIPS == 1 || STRIPS == 2, "strips");
 static_assert(STAGES >= 2 && STRIPS * NT * 64 <= STAGES * STAGE, "a ring that has room for the codes of a tile");
+static_assert(NT * (PITCH + 1) * 4 <= STAGES * STAGE, "and for the sums of a strip, and of pixels");
 
 // As `Arguments` in int8_mma.rs.
 struct Arguments {
   const u8* x;  // images, pixel by pixel
   const u8* w;  // packed weights
   const int* constants;  // [n]
+  const int* zeros;  // [n], of ZEROS
   const float* multipliers;  // [n]
-  u8* y;  // [m][n]
+  const float* float_bias;  // [n], or null
+  void* y;  // [m][n]
   int m, outputs;  // outputs: of a group
   int steps;  // atoms along k
   int rows;  // tiles along the outputs of a group
   int height, width, pixel;  // of an image of x; bytes of a pixel
   int x_zero, y_zero;
-  float low, high;  // clamp, less the zero point of y
+  float low, high;  // clamp, less the zero point of y; of FLOATS those of CLAMP
+  FloatType y_type;
+  Activation activation;
   int padding;  // of this struct
   Windows windows;
 };
@@ -64,6 +78,63 @@ DEV void multiply(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     mma_sync_int8<false>(c, a, b0, b1);
   }
 #endif
+}
+
+// What is added to a product: a constant, and what the zero point of the weights takes off. Wraps round.
+DEV int whole_sum(int product, int constant, u32 zero, u32 window) {
+  return u32(product) + u32(constant) - zero * window;
+}
+
+DEV u32 add_bytes(u32 sum, u32 bytes) {
+  if constexpr (UNSIGNED) return __dp4a(bytes, 0x01010101u, sum);
+  return __dp4a((int)bytes, 0x01010101, (int)sum);
+}
+
+// Of each pixel of this lane the sum of x less its zero point. sums: of the pieces of x that this thread brings.
+// room: NT ints.
+DEV void sums_of_windows(const Arguments& g, u32* room, const u32 (&sums)[COPIES_X], u32 (&windows)[NT / 16][2]) {
+  const int t = threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < COPIES_X; i++) {
+    u32 sum = sums[i];
+#pragma unroll
+    for (int e = 1; e < 8; e *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, e);
+    if (t % 8 == 0) room[t / 8 + i * (THREADS / 8)] = sum;
+  }
+  __syncthreads();
+  const u32 zero = (u32)g.x_zero * (u32)g.steps * 128;
+  const u32* of_lane = room + t / 128 * (NT / 2) + t % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < NT / 16; i++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) windows[i][e] = of_lane[8 * i + e] - zero;
+}
+
+// Floats of the staged sums of a strip that begins with output `strip` of the group.
+DEV void store_floats(const Arguments& g, const int* staged, int strip, int first) {
+  const int t = threadIdx.x, out = strip + t % 16 * 4, left = g.outputs - out, n = blockIdx.y * g.outputs + out;
+  if (left <= 0) return;
+  const bool aligned = ((g.outputs | g.windows.pitch) & 3) == 0;
+  float scales[4], bias[4];
+#pragma unroll
+  for (int e = 0; e < 4; e++) {
+    scales[e] = e < left ? __ldg(g.multipliers + n + e) : 0.f;
+    bias[e] = e < left && g.float_bias ? __ldg(g.float_bias + n + e) : 0.f;
+  }
+#pragma unroll 1
+  for (int pixel = t / 16; pixel < NT && first + pixel < g.m; pixel += THREADS / 16) {
+    const int4 sums = *(const int4*)(staged + pixel * PITCH + t % 16 * 4);
+    const int each[4] = {sums.x, sums.y, sums.z, sums.w};
+    float v[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      v[e] = __fmul_rn(__int2float_rn(each[e]), scales[e]);
+      if (g.float_bias) v[e] = __fadd_rn(v[e], bias[e]);
+      v[e] = activate(v[e], g.activation, g.low, g.high);
+    }
+    store_four(g.y, (u64)(first + pixel) * g.windows.pitch + n, make_float4(v[0], v[1], v[2], v[3]), g.y_type, left,
+               aligned);
+  }
 }
 
 // Where 16 bytes of a row lie among rows of 128: eight rows of a piece lie in all banks.
@@ -171,6 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH
     copies.finish();
   }
   int acc[STRIPS][NT / 16][4] = {};
+  u32 of_x[COPIES_X] = {};  // of ZEROS: sums of the pieces that this thread brings
   // This lane's rows of W and of x for ldmatrix: of 16 outputs two pieces, of two eights of pixels two pieces.
   const int output = rows * 16 + lane % 16, token = half * (NT / 2) + (lane & 7) + (lane >> 4) * 8;
 #pragma unroll 1
@@ -179,6 +251,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH
     __syncthreads();  // the stage is there for all, and the one before it has been read by all
     start(stage ? stage - 1 : STAGES - 1);
     const u32 at = base + stage * STAGE;
+    if constexpr (ZEROS)
+#pragma unroll
+      for (int i = 0; i < COPIES_X; i++) {
+        u32 piece[4];
+        load_shared(piece, at + STAGE_W + place_in_rows(t / 8 + i * (THREADS / 8), t % 8));
+#pragma unroll
+        for (int e = 0; e < 4; e++) of_x[i] = add_bytes(of_x[i], piece[e]);
+      }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       u32 a[STRIPS][4];
@@ -199,21 +279,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH
     if (++stage == STAGES) stage = 0;
   }
   copy_wait<0>();
-  __syncthreads();  // codes lie where the ring was
+  __syncthreads();  // what follows lies where the ring was
+  u32 of_windows[NT / 16][2] = {};
+  if constexpr (ZEROS) sums_of_windows(g, (u32*)(shared + STAGES * STAGE) - NT, of_x, of_windows);
 
+  int* staged = (int*)shared;
 #pragma unroll
   for (int s = 0; s < STRIPS; s++) {
     const int in_group = (strip + s) * 64 + rows * 16 + (lane >> 2), n = blockIdx.y * g.outputs + in_group;
     const bool r = in_group < g.outputs, r8 = in_group + 8 < g.outputs;
     const int c = r ? __ldg(g.constants + n) : 0, c8 = r8 ? __ldg(g.constants + n + 8) : 0;
-    const float m = r ? __ldg(g.multipliers + n) : 0.f, m8 = r8 ? __ldg(g.multipliers + n + 8) : 0.f;
+    const u32 z = ZEROS && r ? __ldg(g.zeros + n) : 0, z8 = ZEROS && r8 ? __ldg(g.zeros + n + 8) : 0;
+    const float m = !FLOATS && r ? __ldg(g.multipliers + n) : 0.f,
+                m8 = !FLOATS && r8 ? __ldg(g.multipliers + n + 8) : 0.f;
+    if (FLOATS && s) __syncthreads();  // the strip before has been read
 #pragma unroll
     for (int i = 0; i < NT / 16; i++) {
       const int* v = acc[s][i];
-      const int sums[4] = {v[0] + c, v[1] + c, v[2] + c8, v[3] + c8};
-      stage_codes(base + s * (NT * 64), half * (NT / 16) + i, rows, lane, requantize_8x16(sums, m, m8, g.low, g.high));
+      const u32* x = of_windows[i];
+      const int sums[4] = {whole_sum(v[0], c, z, x[0]), whole_sum(v[1], c, z, x[1]), whole_sum(v[2], c8, z8, x[0]),
+                           whole_sum(v[3], c8, z8, x[1])};
+      if constexpr (FLOATS) {
+        int* to = staged + (half * (NT / 2) + 8 * i + lane % 4 * 2) * PITCH + rows * 16 + lane / 4;
+        to[0] = sums[0];
+        to[PITCH] = sums[1];
+        to[8] = sums[2];
+        to[PITCH + 8] = sums[3];
+      } else {
+        stage_codes(base + s * (NT * 64), half * (NT / 16) + i, rows, lane,
+                    requantize_8x16(sums, m, m8, g.low, g.high));
+      }
+    }
+    if constexpr (FLOATS) {
+      __syncthreads();
+      store_floats(g, staged, (strip + s) * 64, first);
     }
   }
+  if constexpr (FLOATS) return;
   __syncthreads();
   const u32 zeros = (u32)(g.y_zero & 255) * 0x01010101u;
   const bool aligned = ((g.outputs | g.windows.pitch) & 15) == 0;
@@ -222,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH
     const int s = i / (NT * 4), pixel = i / 4 % NT, chunk = i & 3, at = first + pixel,
               out = (strip + s) * 64 + 16 * chunk;
     if (at < g.m && out < g.outputs)
-      store_codes(g.y + (u64)at * g.windows.pitch + blockIdx.y * g.outputs + out, base + s * (NT * 64), pixel, chunk,
-                  out, g.outputs, aligned, zeros);
+      store_codes((u8*)g.y + (u64)at * g.windows.pitch + blockIdx.y * g.outputs + out, base + s * (NT * 64), pixel,
+                  chunk, out, g.outputs, aligned, zeros);
   }
 }

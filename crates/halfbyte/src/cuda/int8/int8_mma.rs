@@ -1,11 +1,12 @@
 //! GEMM and implicit GEMM of bytes on every processor from sm_75 on: launches of `int8_mma.cu`, x as windows on images whose
 //! pixels have a multiple of 16 channels of a group.
 
-use super::{Call, Int8, Kernel, Layer, Problem, Rounding, bytes_of, check_addresses};
+use super::{Call, Int8, Kernel, Layer, Place, Problem, Rounding, check_addresses, fits_31_bits};
 use crate::conv::{Conv2dShape, Geometry};
 use crate::cuda::conv::windows::{self, Windows};
 use crate::cuda::dispatch::Configured;
-use crate::cuda::driver::{Launch, Stream, View};
+use crate::cuda::driver::{Buffer, Launch, Stream, View};
+use crate::cuda::matmul::float_type;
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu};
@@ -24,8 +25,8 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "mma.sync on bytes of shared memory, windows of images 16 channels at a time",
     serves: |arch| arch.number >= 75,
     instances: || {
-        let all = [Byte::I8, Byte::U8].into_iter().flat_map(|x| CONFIGS.map(|config| config.instance(x)));
-        all.collect()
+        let all = Kind::all();
+        all.flat_map(|kind| CONFIGS.map(|config| config.instance(kind))).collect()
     },
     every_instance: |_, _| Vec::new(),
     choose: |caps, problem| Ok(Box::new(Implicit::of(caps, problem)?)),
@@ -47,7 +48,35 @@ const TILE: usize = 3000;
 const LATENCY: usize = 2000;
 const BYTES: usize = 56;
 
-/// What the kernel is compiled with.
+/// What the kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kind {
+    /// Type of the bytes of x.
+    x: Byte,
+    /// Whether weights have zero points.
+    zeros: bool,
+    /// Whether y is floats, whose type the kernel is told.
+    floats: bool,
+}
+
+impl Kind {
+    fn all() -> impl Iterator<Item = Self> {
+        let bytes = [Byte::I8, Byte::U8].into_iter();
+        let with_zeros = bytes.flat_map(|x| [false, true].map(|zeros| (x, zeros)));
+        with_zeros.flat_map(|(x, zeros)| [false, true].map(|floats| Self { x, zeros, floats }))
+    }
+
+    fn of(problem: &Problem) -> Self {
+        Self { x: problem.x, zeros: !problem.symmetric, floats: problem.floats }
+    }
+
+    /// What the source calls them, and their values.
+    fn numbers(self) -> [(&'static str, usize); 3] {
+        [("UNSIGNED", (self.x == Byte::U8).into()), ("ZEROS", self.zeros.into()), ("FLOATS", self.floats.into())]
+    }
+}
+
+/// How the kernel divides a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Config {
     /// Pixels of a tile.
@@ -106,9 +135,9 @@ impl Config {
     }
 
     /// What is compiled.
-    fn instance(self, x: Byte) -> Instance {
-        let numbers = [("NT", self.tokens), ("STRIPS", self.strips), ("UNSIGNED", (x == Byte::U8).into())];
-        let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}"));
+    fn instance(self, kind: Kind) -> Instance {
+        let numbers = [("NT", self.tokens), ("STRIPS", self.strips)].into_iter().chain(kind.numbers());
+        let defines = numbers.map(|(name, value)| format!("HB_{name}={value}"));
         Instance::new(&SOURCE, NAME).with(defines)
     }
 }
@@ -124,7 +153,9 @@ parameters! {
         x: u64,
         w: u64,
         constants: u64,
+        zeros: u64,
         multipliers: u64,
+        float_bias: u64,
         y: u64,
         m: i32,
         outputs: i32,
@@ -134,7 +165,9 @@ parameters! {
         width: i32,
         pixel: i32,
         rounding: Flat<Rounding>,
-        padding: i32,
+        y_type: u32,
+        activation: u32,
+        padding: u32,
         windows: Windows,
     }
 }
@@ -144,37 +177,29 @@ parameters! {
 pub(super) struct Implicit {
     /// One row of pixels, where each output sees one of its own.
     shape: Conv2dShape,
-    x: Byte,
+    kind: Kind,
     config: Config,
 }
 
 impl Implicit {
     /// In the configuration for a problem, or why it has none.
     pub fn of(caps: &Caps, problem: &Problem) -> std::result::Result<Self, Reason> {
-        let refuse = |why: &str| Err(Reason(why.into()));
         let (shape, g) = (&problem.shape, problem.shape.geometry());
-        problem.is_bytes_in_nhwc()?;
+        problem.is_in_nhwc()?;
         if !g.channels().is_multiple_of(PIECE) {
             let got = g.channels();
             return Err(Reason(format!("brings {PIECE} channels of a group at a time, a group has {got}")));
         }
         let config = Config::of([shape.output_pixels(), g.outputs(), g.k(), g.groups], caps);
-        let tiles = config.tiles([shape.output_pixels(), g.outputs()]);
-        let reach = [0, 1].map(|axis| (g.kernel[axis] - 1).saturating_mul(g.dilation[axis]));
-        let padded = [0, 1].map(|axis| shape.input()[axis] + g.padding[axis] + g.padding[axis + 2]);
-        let sizes = [shape.output_pixels(), shape.x_len(), g.co, g.k(), tiles, padded[0], padded[1]];
-        // Rows and columns of positions are added to those of pixels.
-        if sizes.iter().any(|&size| size > i32::MAX as usize) || reach.iter().any(|&reach| reach >= 1 << 29) {
-            return refuse("more pixels, columns or tiles than 31 bits count");
-        }
+        fits_31_bits(shape, config.tiles([shape.output_pixels(), g.outputs()]))?;
         if g.groups > 65_535 {
-            return refuse("more groups than a launch has rows of blocks");
+            return Err(Reason("more groups than a launch has rows of blocks".into()));
         }
         let shared = config.shared_bytes(caps.arch);
         if shared > caps.shared_bytes as usize {
             return Err(Reason(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes)));
         }
-        Ok(Self { shape: windows::flat(*shape)?, x: problem.x, config })
+        Ok(Self { shape: windows::flat(*shape)?, kind: Kind::of(problem), config })
     }
 
     /// Output pixels.
@@ -184,20 +209,23 @@ impl Implicit {
 
     /// What it is computed by.
     pub fn instance(&self) -> Instance {
-        self.config.instance(self.x)
+        self.config.instance(self.kind)
     }
 
-    /// Puts it into a stream, with a layer whose weight has the shape's outputs and, but for zeros, columns; y is an address.
-    pub fn multiply(&self, gpu: &Gpu, stream: &Stream, layer: &Layer, x: View<'_, u8>, y: u64) -> Result<()> {
+    /// Puts it into a stream, with a layer whose weight has the shape's outputs and, but for zeros, columns.
+    pub fn multiply(&self, gpu: &Gpu, stream: &Stream, layer: &Layer, x: View<'_, u8>, y: Place) -> Result<()> {
         let (shape, config) = (&self.shape, self.config);
         let g: &Geometry = shape.geometry();
-        check_addresses(NAME, [x.pointer(), y])?;
+        check_addresses(NAME, [x.pointer(), y.address])?;
+        let (function, rounding) = layer.function(y.floats.is_some());
         let arguments = Arguments {
             x: x.pointer(),
             w: layer.codes.pointer(),
             constants: layer.constants.pointer(),
+            zeros: layer.zeros.as_ref().map_or(0, Buffer::pointer),
             multipliers: layer.scales.pointer(),
-            y,
+            float_bias: layer.float_bias.as_ref().map_or(0, Buffer::pointer),
+            y: y.address,
             m: shape.output_pixels() as i32,
             outputs: g.outputs() as i32,
             steps: g.k().div_ceil(STEP) as i32,
@@ -205,7 +233,9 @@ impl Implicit {
             height: shape.input()[0] as i32,
             width: shape.input()[1] as i32,
             pixel: g.ci as i32,
-            rounding: Flat(layer.rounding()),
+            rounding: Flat(rounding),
+            y_type: y.floats.map_or(0, float_type),
+            activation: function,
             padding: 0,
             windows: Windows::new(shape, g.channels()),
         };
@@ -216,7 +246,8 @@ impl Implicit {
             programmatic: arch.number >= 90,
             ..Launch::linear(1, THREADS as u32)
         };
-        let key = [config.tokens as u32, 2 * config.strips as u32 + u32::from(self.x == Byte::U8)];
+        let flags = self.kind.numbers().iter().fold(config.strips, |key, (_, flag)| 2 * key + flag);
+        let key = [config.tokens as u32, flags as u32];
         gpu.function_once((NAME, key), || self.instance())?.launch_typed(stream, &launch, &arguments, &[])
     }
 }
@@ -231,7 +262,7 @@ impl Configured<Int8> for Implicit {
     }
 
     fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-        self.multiply(gpu, stream, call.layer, call.x, bytes_of(NAME, &call.y)?)
+        self.multiply(gpu, stream, call.layer, call.x, Place::of(&call.y))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Images of bytes in planes, for kernels that have them pixel by pixel: copies before and after, as [`crate::cuda::conv`] has them
 //! for floats.
 
-use super::{Call, Int8, Kernel, Problem, Target, bytes_of, int8_simt};
+use super::{Call, Int8, Kernel, Place, Problem, Target, int8_simt};
 use crate::conv::Layout2d;
 use crate::cuda::conv::planes::{self, Moves};
 use crate::cuda::dispatch::{About, Bind, Configured};
@@ -26,6 +26,9 @@ pub(super) const KERNEL: Kernel = Kernel::with_one(
 fn choose(caps: &Caps, problem: &Problem) -> Bind<Int8> {
     if problem.layouts == [Layout2d::Nhwc; 2] {
         return Err(Reason("leaves images that lie pixel by pixel to the others".into()));
+    }
+    if problem.floats && problem.layouts[1] == Layout2d::Nchw {
+        return Err(Reason("copies bytes of y, not floats".into()));
     }
     let problems = planes::instead(problem.layouts).map(|layouts| Problem { layouts, ..*problem }).collect::<Vec<_>>();
     let (inner, configured) = planes::first::<Int8>(int8_simt::KERNEL.name, NAME, caps, problems.into_iter())?;
@@ -55,7 +58,7 @@ impl Configured<Int8> for Planes {
     }
 
     fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-        let target = bytes_of(NAME, &call.y)?;
+        let target = Place::of(&call.y).address;
         let Some(workspace) = call.workspace else { return Err(Error::invalid(NAME, "a workspace", "none")) };
         let (mut own, room) = workspace.split_at_mut(self.moves.begin());
         let [x, y] = self.moves.parts(room);

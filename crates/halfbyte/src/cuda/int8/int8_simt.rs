@@ -1,11 +1,11 @@
 //! Direct convolution and product of bytes on the scalar units (SIMT), any layer: launches of `int8_simt.cu`, what faster kernels are
 //! compared with.
 
-use super::{Call, Int8, Kernel, OP, Problem, Rounding, Target};
+use super::{Call, Int8, Kernel, OP, Place, Problem, Rounding};
 use crate::cuda::conv::images::Images;
 use crate::cuda::dispatch::{About, Bind, Configured};
 use crate::cuda::driver::{Buffer, Launch, Stream};
-use crate::cuda::matmul::{activation, float_type};
+use crate::cuda::matmul::float_type;
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
@@ -88,12 +88,8 @@ impl Configured<Int8> for Direct {
     fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
         let problem = &self.problem;
         let (layer, g) = (call.layer, problem.shape.geometry());
-        let (function, low, high) = activation(layer.activation());
-        let (y, y_type, bytes) = match &call.y {
-            Target::Bytes(y) => (y.pointer(), 0, 1),
-            Target::Floats(y) => (y.pointer(), float_type(y.dtype()), 0),
-        };
-        let rounding = if problem.floats { Rounding { low, high, ..layer.rounding() } } else { layer.rounding() };
+        let y = Place::of(&call.y);
+        let (activation, rounding) = layer.function(problem.floats);
         let pointer = |buffer: &Option<Buffer<i32>>| buffer.as_ref().map_or(0, Buffer::pointer);
         let params = Params {
             images: Images::new(OP, &problem.shape, problem.layouts)?,
@@ -103,15 +99,15 @@ impl Configured<Int8> for Direct {
             bias: pointer(&layer.bias),
             scales: layer.scales.pointer(),
             float_bias: layer.float_bias.as_ref().map_or(0, Buffer::pointer),
-            y,
+            y: y.address,
             pixels: problem.shape.output_pixels() as u64,
             n: g.co as u64,
             steps: g.k().div_ceil(STEP) as u32,
             x_unsigned: (layer.x().byte() == Byte::U8).into(),
             rounding: Flat(rounding),
-            bytes,
-            y_type,
-            activation: function,
+            bytes: y.floats.is_none().into(),
+            y_type: y.floats.map_or(0, float_type),
+            activation,
             unused: 0,
         };
         let launch = Launch::linear(blocks(problem) as u32, THREADS as u32);

@@ -5,6 +5,7 @@ use crate::conv::Geometry;
 use crate::cuda::Gpu;
 use crate::cuda::dispatch::Plans;
 use crate::cuda::driver::{Buffer, Stream};
+use crate::cuda::matmul::activation;
 use crate::error::{Error, Result};
 use crate::format::int8::{Affine, Int8Weight, multiplier};
 use crate::kernel::Activation;
@@ -178,6 +179,12 @@ impl Layer {
     pub(super) fn rounding(&self) -> Rounding {
         let [low, high] = self.bounds;
         Rounding { x_zero: self.x.zero(), y_zero: self.y.map_or(0, |y| y.zero()), low, high }
+    }
+
+    /// The activation as kernels are told, and what sums become: of floats the limits of a clamp.
+    pub(super) fn function(&self, floats: bool) -> (u32, Rounding) {
+        let (function, low, high) = activation(self.activation);
+        (function, if floats { Rounding { low, high, ..self.rounding() } } else { self.rounding() })
     }
 
     /// Bytes that the packed weight takes, without what stands beside it for each output.

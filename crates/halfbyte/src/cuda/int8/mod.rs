@@ -9,11 +9,13 @@
 //! |---|---|---|
 //! | `int8_direct_sm90` | sm_90a | the same of stride 1 and one group, wherever a multiprocessor holds all channels of what it sees; of stride 2 up to 4 channels |
 //! | `int8_sm90` | sm_90a | bytes to bytes in nhwc, weights without zero points, channels of a group a multiple of 64 |
-//! | `int8_im2col_gemm` | all from sm_75 on | bytes to bytes, y in nhwc, one group: slabs of patches, each a product by `int8_sm90` or `int8_mma` |
-//! | `int8_mma` | all from sm_75 on | bytes to bytes in nhwc, weights without zero points, channels of a group a multiple of 16 |
-//! | `int8_planes` | all from sm_75 on | x or y in planes: what the kernels above compute of images pixel by pixel, copied before and after |
+//! | `int8_im2col_gemm` | all from sm_75 on | y in nhwc, one group: slabs of patches, each a product by `int8_sm90` or `int8_mma` |
+//! | `int8_mma` | all from sm_75 on | bytes to bytes or floats in nhwc, channels of a group a multiple of 16 |
+//! | `int8_depthwise` | all from sm_75 on | bytes to bytes or floats in nhwc, groups of 1, 2, 4 or 8 channels and as many outputs, channels a multiple of 16 |
+//! | `int8_planes` | all from sm_75 on | x or y in planes, y in bytes if it is: what the kernels above compute of images pixel by pixel, copied before and after |
 //! | `int8_simt` | all from sm_75 on | everything |
 
+mod int8_depthwise;
 #[doc(hidden)]
 pub mod int8_direct_sm90;
 mod int8_im2col_gemm;
@@ -34,6 +36,7 @@ use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::{Error, Result};
 use crate::format::int8::Byte;
 use crate::kernel::Reason;
+use crate::tensor::Float;
 use std::sync::Arc;
 
 const OP: &str = "int8";
@@ -72,15 +75,19 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// That it is one of those for which tensor cores have kernels, or why not.
+    /// That it is one of those which the kernels for Hopper compute, or why not.
     fn is_bytes_in_nhwc(&self) -> std::result::Result<(), Reason> {
         let refuse = |why: &str| Err(Reason(why.into()));
         match self {
             Self { floats: true, .. } => refuse("writes bytes, y is floats"),
             Self { symmetric: false, .. } => refuse("multiplies weights without zero points"),
-            Self { layouts, .. } if *layouts != [Layout2d::Nhwc; 2] => refuse("reads and writes images in nhwc"),
-            _ => Ok(()),
+            _ => self.is_in_nhwc(),
         }
+    }
+
+    /// That x and y lie pixel by pixel, or that they do not.
+    fn is_in_nhwc(&self) -> std::result::Result<(), Reason> {
+        if self.layouts == [Layout2d::Nhwc; 2] { Ok(()) } else { Err(Reason("reads and writes images in nhwc".into())) }
     }
 }
 
@@ -148,6 +155,7 @@ impl Operation for Int8 {
         int8_sm90::KERNEL,
         int8_mma::KERNEL,
         int8_im2col_gemm::KERNEL,
+        int8_depthwise::KERNEL,
         int8_planes::KERNEL,
         int8_simt::KERNEL,
     ];
@@ -199,6 +207,39 @@ fn check_addresses(kernel: &'static str, addresses: [u64; 2]) -> Result<()> {
     }
     let [x, y] = addresses;
     Err(Error::invalid(kernel, "x and y that begin at multiples of 16 bytes", format!("{x:#x} and {y:#x}")))
+}
+
+/// Refuses what a kernel of 31-bit numbers cannot count: rows and columns of positions are added to those of pixels.
+fn fits_31_bits(shape: &Conv2dShape, tiles: usize) -> std::result::Result<(), Reason> {
+    let g = shape.geometry();
+    let reach = [0, 1].map(|axis| (g.kernel[axis] - 1).saturating_mul(g.dilation[axis]));
+    let padded = [0, 1].map(|axis| shape.input()[axis] + g.padding[axis] + g.padding[axis + 2]);
+    let sizes = [shape.output_pixels(), shape.x_len(), g.co, g.k(), tiles, padded[0], padded[1]];
+    if sizes.iter().any(|&size| size > i32::MAX as usize) || reach.iter().any(|&reach| reach >= 1 << 29) {
+        return Err(Reason("more pixels, columns or tiles than 31 bits count".into()));
+    }
+    Ok(())
+}
+
+/// Where results go: an address, and of floats their type.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    address: u64,
+    floats: Option<Float>,
+}
+
+impl Place {
+    fn of(y: &Target<'_>) -> Self {
+        match y {
+            Target::Bytes(y) => Self { address: y.pointer(), floats: None },
+            Target::Floats(y) => Self { address: y.pointer(), floats: Some(y.dtype()) },
+        }
+    }
+
+    /// So many elements on.
+    fn at(self, elements: usize) -> Self {
+        Self { address: self.address + (elements * self.floats.map_or(1, Float::size_bytes)) as u64, ..self }
+    }
 }
 
 /// Where bytes go, of a kernel that writes no floats.

@@ -7,7 +7,7 @@ use crate::conv_int8::{bytes, forward as on_cpu, type_of};
 use crate::data::Random;
 use crate::golden::Golden;
 use bytemuck::Pod;
-use half::f16;
+use half::{bf16, f16};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::{Buffer, Stream};
@@ -28,9 +28,9 @@ pub(super) fn kernel(name: &str) -> &'static Kernel {
     KERNELS.iter().find(|kernel| kernel.name == name).unwrap()
 }
 
-struct Bench<'a> {
-    gpu: &'a Gpu,
-    stream: &'a Stream,
+pub(super) struct Bench<'a> {
+    pub gpu: &'a Gpu,
+    pub stream: &'a Stream,
 }
 
 impl Bench<'_> {
@@ -41,22 +41,36 @@ impl Bench<'_> {
     }
 
     /// y `[batch, co, oh, ow]` of x `[batch, ci, h, w]`, twice with the same bits.
-    fn forward(&self, plan: &Plan, layer: &Layer, x: &[u8]) -> Vec<u8> {
+    pub fn forward(&self, plan: &Plan, layer: &Layer, x: &[u8]) -> Vec<u8> {
+        let Problem { shape, layouts, .. } = *plan.problem();
+        let y = self.elements(plan, layer, x, None);
+        planes(&y, [shape.batch(), shape.geometry().co, shape.output().iter().product()], layouts[1])
+    }
+
+    /// Bytes of y in its layout, codes or floats of a type, of x `[batch, ci, h, w]`, twice the same.
+    pub fn elements(&self, plan: &Plan, layer: &Layer, x: &[u8], floats: Option<Float>) -> Vec<u8> {
         let Problem { shape, layouts, .. } = *plan.problem();
         let pixels = |size: [usize; 2]| size[0] * size[1];
         let x = self.upload(&laid_out(x, [shape.batch(), shape.geometry().ci, pixels(shape.input())], layouts[0]));
-        let len = shape.y_len();
+        let len = shape.y_len() * floats.map_or(1, Float::size_bytes);
         let once = || {
             let mut y = self.gpu.context().allocate::<u8>(len + 2 * GUARD).unwrap();
             self.stream.fill(y.view_mut(), POISON).unwrap();
             let mut workspace = Workspace::new(self.gpu, self.stream, plan.workspace_bytes()).unwrap();
+            let bytes = y.view_mut().slice(GUARD..GUARD + len);
+            let target = match floats {
+                None => Target::Bytes(bytes),
+                Some(Float::F16) => Target::Floats(bytes.cast::<f16>().into()),
+                Some(Float::BF16) => Target::Floats(bytes.cast::<bf16>().into()),
+                Some(Float::F32) => Target::Floats(bytes.cast::<f32>().into()),
+            };
             let call = Call {
                 layer,
                 x: x.view(),
                 x_layout: layouts[0],
                 batch: shape.batch(),
                 size: shape.input(),
-                y: Target::Bytes(y.view_mut().slice(GUARD..GUARD + len)),
+                y: target,
                 y_layout: layouts[1],
                 workspace: Some(&mut workspace),
             };
@@ -72,7 +86,7 @@ impl Bench<'_> {
         };
         let y = once();
         assert_eq!(y, once(), "{plan:?}: not the same twice");
-        planes(&y, [shape.batch(), shape.geometry().co, pixels(shape.output())], layouts[1])
+        y
     }
 }
 
@@ -87,7 +101,7 @@ fn plans(gpu: &Gpu, problem: &Problem) -> Vec<Plan> {
 }
 
 /// Asserts equal codes, and says which is the first that is not.
-fn same(got: &[u8], want: &[u8], shape: &Conv2dShape, what: &str) {
+pub(super) fn same(got: &[u8], want: &[u8], shape: &Conv2dShape, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     let Some(i) = got.iter().zip(want).position(|(a, b)| a != b) else { return };
     let ([rows, columns], co) = (shape.output(), shape.geometry().co);
@@ -199,7 +213,9 @@ fn linear_layers_of_other_software() {
             let mut y = gpu.context().allocate::<f32>(m * n).unwrap();
             let (x_layout, y_layout, batch, size) = (Layout2d::Nhwc, Layout2d::Nhwc, m, [1, 1]);
             let target = Target::Floats(y.view_mut().into());
-            let call = Call { layer: &layer, x: x.view(), x_layout, batch, size, y: target, y_layout, workspace: None };
+            let mut workspace = Workspace::new(&gpu, &stream, 1 << 20).unwrap();
+            let workspace = Some(&mut workspace);
+            let call = Call { layer: &layer, x: x.view(), x_layout, batch, size, y: target, y_layout, workspace };
             int8::run(&gpu, &stream, call).unwrap();
             let mut floats = vec![0.0f32; m * n];
             stream.download(y.view(), &mut floats).unwrap();
@@ -209,18 +225,18 @@ fn linear_layers_of_other_software() {
 }
 
 /// Bytes of a convolution, with what makes a layer of them.
-struct Random8 {
-    x: Vec<u8>,
-    w: Vec<u8>,
-    scales: Vec<f32>,
-    zeros: Vec<i32>,
-    bias: Vec<i32>,
-    x_is: Affine,
-    y_is: Affine,
+pub(super) struct Random8 {
+    pub x: Vec<u8>,
+    pub w: Vec<u8>,
+    pub scales: Vec<f32>,
+    pub zeros: Vec<i32>,
+    pub bias: Vec<i32>,
+    pub x_is: Affine,
+    pub y_is: Affine,
 }
 
 impl Random8 {
-    fn new(random: &mut Random, shape: &Conv2dShape, [x, w, y]: [Byte; 3], symmetric: bool) -> Self {
+    pub fn new(random: &mut Random, shape: &Conv2dShape, [x, w, y]: [Byte; 3], symmetric: bool) -> Self {
         let geometry = shape.geometry();
         let mut bits = |len: usize| -> Vec<u8> { (0..len).map(|_| random.bits() as u8).collect() };
         let (x_bits, w_bits) = (bits(shape.x_len()), bits(geometry.co * geometry.k()));
@@ -237,7 +253,7 @@ impl Random8 {
     }
 }
 
-const TYPES: [[Byte; 3]; 4] = [
+pub(super) const TYPES: [[Byte; 3]; 4] = [
     [Byte::U8, Byte::I8, Byte::U8],
     [Byte::I8, Byte::I8, Byte::I8],
     [Byte::U8, Byte::U8, Byte::I8],

@@ -34,14 +34,18 @@ fn the_choice_is_the_first_kernel_that_can() {
         assert_eq!(chosen(arch, &problem(wide, true, false, nhwc)), "int8_mma");
         assert_eq!(chosen(arch, &problem(new(3, 64, [7, 7]), true, false, nhwc)), "int8_im2col_gemm");
         assert_eq!(chosen(arch, &problem(wide, true, false, LAYOUTS)), "int8_im2col_gemm");
-        assert_eq!(chosen(arch, &problem(wide, false, false, nhwc)), "int8_simt");
+        assert_eq!(chosen(arch, &problem(wide, false, false, nhwc)), "int8_mma");
+        assert_eq!(chosen(arch, &problem(wide, false, true, nhwc)), "int8_mma");
+        assert_eq!(chosen(arch, &problem(new(3, 64, [7, 7]), false, true, nhwc)), "int8_im2col_gemm");
     }
     for (problem, why, instead) in [
-        (problem(wide, false, false, nhwc), "without zero points", "int8_simt"),
-        (problem(wide, true, true, nhwc), "y is floats", "int8_simt"),
+        (problem(wide, false, false, nhwc), "without zero points", "int8_mma"),
+        (problem(wide, true, true, nhwc), "y is floats", "int8_mma"),
         (problem(wide, true, false, LAYOUTS), "in nhwc", "int8_im2col_gemm"),
         (problem(wide, true, false, [Layout2d::Nchw; 2]), "in nhwc", "int8_planes"),
-        (problem(wide, false, false, [Layout2d::Nchw; 2]), "without zero points", "int8_simt"),
+        (problem(wide, false, false, [Layout2d::Nchw; 2]), "without zero points", "int8_planes"),
+        (problem(wide, true, true, [Layout2d::Nchw; 2]), "y is floats", "int8_simt"),
+        (problem(new(3, 64, [7, 7]), false, true, nhwc), "y is floats", "int8_im2col_gemm"),
         (problem(Geometry { groups: 2, ..wide }, true, false, nhwc), "a group has 32", "int8_mma"),
         (problem(Geometry::new(40, 8, [1, 1]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),
         (problem(Geometry::new(3, 64, [7, 7]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),
@@ -49,5 +53,40 @@ fn the_choice_is_the_first_kernel_that_can() {
         assert_eq!(chosen(90, &problem), instead, "{problem}");
         let reason = kernel("int8_sm90").supports(&caps(90), &problem).unwrap_err();
         assert!(reason.0.contains(why), "{problem}: {reason}");
+    }
+}
+
+#[test]
+fn groups_of_few_channels_have_a_kernel_of_their_own() {
+    let problem = |ci: usize, co: usize, groups: usize, symmetric, floats, layouts| {
+        let geometry = Geometry { padding: [1; 4], groups, ..Geometry::new(ci, co, [3, 3]) };
+        let shape = Conv2dShape::new(geometry, 2, [56, 56]).unwrap();
+        Problem { shape, x: Byte::I8, symmetric, floats, layouts }
+    };
+    let (pixels, planes) = ([Layout2d::Nhwc; 2], [Layout2d::Nchw; 2]);
+    let layouts_of_x = [Layout2d::Nchw, Layout2d::Nhwc];
+    for arch in [75, 80, 90] {
+        let chosen = |problem: &Problem| Plan::of(&caps(arch), problem).unwrap().kernel().name;
+        for channels in [1, 2, 4, 8] {
+            for (symmetric, floats) in [(true, false), (false, false), (true, true), (false, true)] {
+                let problem = |layouts| problem(96, 96, 96 / channels, symmetric, floats, layouts);
+                assert_eq!(chosen(&problem(pixels)), "int8_depthwise");
+                assert_eq!(chosen(&problem(layouts_of_x)), "int8_planes");
+                assert_eq!(chosen(&problem(planes)), if floats { "int8_simt" } else { "int8_planes" });
+            }
+        }
+        for (ci, co, groups, why) in [
+            (24, 24, 24, "brings 16 channels at a time, an image has 24"),
+            (96, 192, 96, "as many outputs, a group has 1 and 2"),
+            (48, 48, 16, "1, 2, 4 or 8 channels and as many outputs, a group has 3 and 3"),
+        ] {
+            let problem = problem(ci, co, groups, true, false, pixels);
+            assert_eq!(chosen(&problem), "int8_simt");
+            let reason = kernel("int8_depthwise").supports(&caps(arch), &problem).unwrap_err();
+            assert!(reason.0.contains(why), "{problem}: {reason}");
+        }
+        let problem = problem(96, 96, 96, true, true, planes);
+        let reason = kernel("int8_planes").supports(&caps(arch), &problem).unwrap_err();
+        assert!(reason.0.contains("copies bytes of y, not floats"), "{reason}");
     }
 }

@@ -15,6 +15,7 @@ mod driver;
 mod fpa_intb;
 mod grouped;
 mod int8;
+mod int8_forms;
 mod int8_plans;
 mod library;
 mod llm_int8;
