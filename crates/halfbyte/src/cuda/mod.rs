@@ -44,6 +44,7 @@ pub mod cublaslt;
 #[doc(hidden)]
 pub mod dispatch;
 pub mod driver;
+mod halfs;
 pub mod int8;
 #[doc(hidden)]
 pub mod inventory;
@@ -329,6 +330,11 @@ impl Workspace {
     /// All of it, to be written.
     pub fn view_mut(&mut self) -> ViewMut<'_, u8> {
         self.buffer.view_mut()
+    }
+
+    /// Its first bytes as a workspace, for one that has it in no other way; panics if there are fewer.
+    fn first(&self, bytes: usize) -> Part<'_> {
+        Part { workspace: Self { buffer: self.buffer.first(bytes) }, life: PhantomData }
     }
 
     /// Its first bytes as a workspace, and the others; panics if there are fewer.

@@ -3,7 +3,7 @@
 //!
 //! Rows of the product are output pixels. One launch computes all groups of the convolution: their outputs lie one below the other
 //! in the weight, those of each filled up to whole strips of 64. Images that the kernel does not read where they lie are copied into
-//! the workspace as halfs ([`super::half_images`]): f32, and what is quantised on the fly, as three images in bf16 whose sum they are,
+//! the workspace as halfs ([`crate::cuda::halfs`]): f32, and what is quantised on the fly, as three images in bf16 whose sum they are,
 //! over each of which k runs; and channels that are no multiple of 8, filled up.
 
 pub mod config;
@@ -11,13 +11,13 @@ pub mod config;
 use super::columns::Columns;
 use super::depthwise;
 use super::gemm_1x1::one_part;
-use super::half_images::{self, PARTS_OF_F32, PIECE, Quantized};
 use super::weights::Unpacked;
 use super::windows::Windows;
 use super::{Call, Convolution, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry};
 use crate::cuda::dispatch::Configured;
 use crate::cuda::driver::{FloatView, Stream};
+use crate::cuda::halfs::{self, PARTS_OF_F32, PIECE, Quantized, Runs};
 use crate::cuda::kept::Kept;
 use crate::cuda::matmul::wna16_mma::{self, config::Config};
 use crate::cuda::matmul::{Packed, Wna16Weights};
@@ -83,7 +83,7 @@ fn instances() -> Vec<Instance> {
         let form = Form { x: Float::F16, ..Form::floats(atom, out) };
         config::configs(atom, out, &caps).into_iter().map(move |config| instance(&form, config, activation))
     });
-    all.chain(half_images::instances()).collect()
+    all.chain(halfs::instances()).collect()
 }
 
 /// Every configuration for a format that is chosen from, with x in each half type, y of that type and in f32, without an activation.
@@ -287,13 +287,17 @@ fn tilings(caps: &Caps, problem: &Problem) -> std::result::Result<Vec<Planned>, 
     let form = Form { x: x.half, ..Form::floats(numbers.atom, out) };
     let act = format.act.is_quantized().then_some(format.act);
     let share = g.scale_channels(format.weight.activation_group()).map_err(|why| Reason(why.to_string()))?;
-    let planned = |tiling: Tiling| {
+    let all = config::tilings(numbers.atom, sizes, out, caps);
+    let patches = config::time_of_patches([shape.output_pixels(), g.co, k], caps);
+    if as_products && caps.arch.is_hopper() && all.first().is_some_and(|&(time, _)| time > patches) {
+        return refuse("leaves it to im2col_gemm, which multiplies patches by wgmma in less time");
+    }
+    let planned = |(_, tiling): (usize, Tiling)| {
         check(caps, &form, &tiling)?;
         let act = act.map(|act| (act, share));
         Ok(Planned { shape, numbers, x, x_type: problem.x, act, form, tiling, launches: Kept::default() })
     };
-    let all = config::tilings(numbers.atom, sizes, out, caps).into_iter().map(planned);
-    let all = all.collect::<Vec<std::result::Result<_, Reason>>>();
+    let all = all.into_iter().map(planned).collect::<Vec<std::result::Result<_, Reason>>>();
     let none = Reason("has no form that the device has room for".into());
     let why = all.iter().find_map(|one| one.as_ref().err().cloned()).unwrap_or(none);
     let all: Vec<_> = all.into_iter().flatten().collect();
@@ -336,8 +340,10 @@ impl Planned {
             };
         }
         let to = workspace + self.copy_at() as u64;
-        let (images, kind) = ((&self.shape, self.numbers.channels), (x.dtype(), self.act));
-        half_images::make(gpu, stream, images, kind, [x.pointer(), to])?;
+        let g = self.shape.geometry();
+        let (runs, filled) = (self.shape.input_pixels() * g.groups, self.numbers.channels);
+        let images = Runs { runs, length: g.channels(), filled };
+        images.split(gpu, stream, (x.dtype(), self.act), [x.pointer(), to])?;
         Ok(to)
     }
 
@@ -361,7 +367,7 @@ impl Configured<Convolution> for Planned {
     }
 
     fn instances(&self) -> Vec<Instance> {
-        let copies = (!self.x.lies).then(|| half_images::instance(self.x_type, self.act));
+        let copies = (!self.x.lies).then(|| halfs::instance(self.x_type, self.act));
         copies.into_iter().chain([instance(&self.form, self.tiling.0, Activation::None)]).collect()
     }
 

@@ -19,7 +19,6 @@
 mod columns;
 mod depthwise;
 mod gemm_1x1;
-mod half_images;
 pub(in crate::cuda) mod im2col;
 mod im2col_gemm;
 pub(in crate::cuda) mod images;

@@ -68,9 +68,13 @@ impl<T: Pod> Buffer<T> {
     /// The elements before one as a buffer that frees nothing, for as long as this one is borrowed, and the others; panics if there
     /// are fewer.
     pub(in crate::cuda) fn split_at(&mut self, at: usize) -> (Self, View<'_, T>) {
-        let first =
-            Self { context: self.context.clone(), pointer: self.pointer, len: at, owned: false, elements: PhantomData };
-        (first, self.view().slice(at..self.len))
+        (self.first(at), self.view().slice(at..self.len))
+    }
+
+    /// The first elements, which are freed with the others; panics if there are fewer.
+    pub(in crate::cuda) fn first(&self, len: usize) -> Self {
+        checked_range(&(0..len), self.len);
+        Self { context: self.context.clone(), pointer: self.pointer, len, owned: false, elements: PhantomData }
     }
 
     /// Another buffer with the same content, once the stream is done.

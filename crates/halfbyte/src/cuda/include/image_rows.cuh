@@ -1,5 +1,6 @@
-// Rows of x that are nowhere in memory: windows on images (implicit GEMM), of which a thread copies pieces of 8 channels.
-// A row is an output pixel, its columns are the pixels under the positions of the kernel, channel by channel.
+// Rows of x of a GEMM that are nowhere in memory: windows on images (implicit GEMM), of which a thread copies pieces of
+// 8 channels. A row is an output pixel, its columns are the pixels under the positions of the kernel, channel by
+// channel.
 //
 //   images [part][batch][height][width][pixel elements], halfs; a group of the convolution has `channels` of a pixel
 //   W has the rows of a group side by side, in strips that no other group has a part of
@@ -19,13 +20,22 @@ struct ImageRows {
   const u16* x;  // the part
   __device__ __forceinline__ void begin(const Given& g, int token, int strip, int k) {
     const int part = k / g.steps_of_w, channel = strip / g.strips * g.windows.channels;
+    const Windows& v = g.windows;
+    // The first row's pixel of y; the others follow, THREADS / 8 pixels apart.
+    int at = token + (int)threadIdx.x / 8 % NT, line = at / v.output.columns, c = at - line * v.output.columns,
+        image = line / v.output.rows, r = line - image * v.output.rows;
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-      const int at = token + (int)threadIdx.x / 8 % NT + i * (THREADS / 8);
-      const Window window = Window::of(g.windows, at < g.m ? at : 0, 0);
-      row[i] = at < g.m ? window.row : NOWHERE;
-      column[i] = window.column;
-      first[i] = ((window.image * g.height + window.row) * g.width + window.column) * g.pixel + channel;
+      const int y = r * v.stride.rows - v.padding.rows;
+      row[i] = at < g.m ? y : NOWHERE;
+      column[i] = c * v.stride.columns - v.padding.columns;
+      first[i] = ((image * g.height + y) * g.width + column[i]) * g.pixel + channel;
+      at += THREADS / 8;
+      for (c += THREADS / 8; i + 1 < ROWS && c >= v.output.columns; c -= v.output.columns)
+        if (++r == v.output.rows) {
+          r = 0;
+          image++;
+        }
     }
     x = g.x + part * g.part;
     atom = k - part * g.steps_of_w;

@@ -65,8 +65,8 @@ struct Arguments {
 struct GroupedArguments : Arguments {
   GroupedOperands grouped;
 };
-// With x as windows on images (image_rows.cuh): `x` is the images, k the columns of W, pitch nothing. W has for each group
-// of the convolution a whole number of tiles' strips.
+// With x as windows on images (image_rows.cuh): `x` is the images, k the columns of W, pitch nothing. W has for each
+// group of the convolution a whole number of tiles' strips.
 struct ImageArguments : Arguments {
   Windows windows;  // channels: of a group, a multiple of 8
   int height, width, pixel;  // of an image of x; elements from a pixel to the next

@@ -19,7 +19,7 @@
 
 use super::finish::{self, Finish};
 use super::kernel::{Configuration, Configured, Kernel, is_same};
-use super::{Call, dequantize, simt, wna16, wna16_mma, wna16_sm90};
+use super::{Call, dequantize, simt, wna16, wna16_mma, wna16_sm90, wna16_split};
 use crate::cuda::cublaslt::{self, Matrices, alignment};
 use crate::cuda::driver::{Stream, View};
 use crate::cuda::sources::Instance;
@@ -133,13 +133,16 @@ impl Configured for Slabs {
 /// (`docs/decisions/0008-the-floor.md`).
 ///
 /// Weights for the tensor cores: where `wna16_sm90` serves, of some hundred rows on with scales in f32 or offsets of groups, else never; from 384 on where
-/// `wna16_mma` does; always with x in f32, which nothing else takes. Plain weights: always, from one row on.
+/// `wna16_mma` does; with x in f32 where `wna16_split` does not, else never. Plain weights: always, from one row on.
 pub fn pays(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
     if layout != wna16::LAYOUT {
         return match problem.k {
             ..LEAST_COLUMNS => Err(Reason(format!("is faster from {LEAST_COLUMNS} columns on, k is {}", problem.k))),
             _ => Ok(()),
         };
+    }
+    if problem.x == Float::F32 && wna16_split::KERNEL.supports(caps, problem).is_ok() {
+        return Err(Reason("is slower than wna16_split for every number of rows".into()));
     }
     if wna16_sm90::KERNEL.supports(caps, problem).is_ok() {
         return match least_rows_on_hopper(caps, problem) {
@@ -311,7 +314,8 @@ fn run(slab_bytes: usize, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result
             let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer() + 4 * first as u64);
             let activation = call.epilogue.activation;
             let (y, y_type) = (y_at(row), y);
-            let finish = Finish { sums, sums_pitch, bias, activation, y, y_pitch: n, y_type, rows, n: outputs };
+            let finish =
+                Finish { sums, sums_pitch, parts: [1, 0], bias, activation, y, y_pitch: n, y_type, rows, n: outputs };
             finish.run(gpu, stream)
         };
         if finished && y == x {

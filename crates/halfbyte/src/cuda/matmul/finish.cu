@@ -1,17 +1,19 @@
-// An epilogue apart: what comes after sums that lie in memory: y = activation(sum + bias), rounded once.
+// An epilogue apart: what comes after sums that lie in memory, which may be in parts: y = activation(sum + bias),
+// rounded once.
 #include "activation.cuh"
 #include "floats.cuh"
 
 // As `Params` in finish.rs.
 struct Params {
-  const float* sums;  // [rows][sums_pitch]
+  const float* sums;  // [parts][rows][sums_pitch]: what is added, the last part first
   const float* bias;  // [n], or null
   void* y;  // [rows][y_pitch]; may be the sums themselves
-  u64 sums_pitch, y_pitch;
+  u64 sums_pitch, y_pitch, part;  // part: from a part to the next
   u32 rows, n;
   FloatType y_type;
   Activation activation;
   float low, high;  // of CLAMP
+  u32 parts, padding;
 };
 
 constexpr u32 THREADS = 256, EACH = 4;
@@ -25,8 +27,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) finish(const Params p) {
   for (u32 row = blockIdx.y; row < p.rows; row += gridDim.y) {
     float v[EACH];
 #pragma unroll
-    for (u32 i = 0; i < EACH; i++)
-      v[i] = first + i * THREADS < p.n ? p.sums[row * p.sums_pitch + first + i * THREADS] : 0.f;
+    for (u32 i = 0; i < EACH; i++) {
+      const float* sum = p.sums + row * p.sums_pitch + first + i * THREADS;
+      v[i] = 0.f;
+      if (first + i * THREADS >= p.n) continue;
+      v[i] = sum[(p.parts - 1) * p.part];
+      for (u32 part = p.parts - 1; part > 0; part--) v[i] += sum[(part - 1) * p.part];
+    }
 #pragma unroll 1
     for (u32 i = 0; i < EACH; i++) {
       const u32 column = first + i * THREADS;

@@ -27,6 +27,8 @@ pub(super) fn instance() -> Instance {
 pub(in crate::cuda) struct Finish {
     pub sums: u64,
     pub sums_pitch: usize,
+    /// Parts whose sums are added, and elements from one to the next.
+    pub parts: [usize; 2],
     /// 0: none.
     pub bias: u64,
     pub activation: Activation,
@@ -45,12 +47,15 @@ parameters! {
         y: u64,
         sums_pitch: u64,
         y_pitch: u64,
+        part: u64,
         rows: u32,
         n: u32,
         y_type: u32,
         activation: u32,
         low: f32,
         high: f32,
+        parts: u32,
+        padding: u32,
     }
 }
 
@@ -64,12 +69,15 @@ impl Finish {
             y: self.y,
             sums_pitch: self.sums_pitch as u64,
             y_pitch: self.y_pitch as u64,
+            part: self.parts[1] as u64,
             rows: self.rows as u32,
             n: self.n as u32,
             y_type: float_type(self.y_type),
             activation,
             low,
             high,
+            parts: self.parts[0] as u32,
+            padding: 0,
         };
         let grid = [params.n.div_ceil(COLUMNS), self.rows.min(MOST_DOWN) as u32, 1];
         let function = gpu.function_once(("finish", [0; 2]), instance)?;

@@ -9,6 +9,7 @@
 //! | `dequantize_cublaslt` | all from sm_75 on | all with exact activations: reads the layouts of the others, where it is faster |
 //! | `wna16_sm90` | sm_90a | 2, 3, 4 and 8 bits, groups of a multiple of 16 or whole rows, zero points, offsets, x half |
 //! | `wna16_mma` | all from sm_75 on | the same, x half of either type, before sm_80 f16 |
+//! | `wna16_split` | all from sm_80 on | the same, x in f32 as three bf16 |
 //! | `wna8_sm90` | sm_90a | the same with quantised activations |
 //! | `wna8_mma` | all from sm_75 on | the same |
 //! | `simt` | all from sm_75 on | all |
@@ -38,6 +39,7 @@ pub(in crate::cuda) mod wna16;
 pub mod wna16_mma;
 #[doc(hidden)]
 pub mod wna16_sm90;
+mod wna16_split;
 pub(in crate::cuda) mod wna8;
 #[doc(hidden)]
 pub mod wna8_mma;
@@ -63,7 +65,7 @@ pub(in crate::cuda) use plans::KeptPlans;
 use super::driver::{FloatView, FloatViewMut, Stream, View};
 use super::nn::Gate;
 use super::sources::{Arch, Instance};
-use super::{Caps, Gpu, Workspace};
+use super::{Caps, Gpu, Workspace, halfs};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, QTensor};
 use crate::kernel::{self as table, Activation, Problem, Reason, Rejection};
@@ -210,6 +212,7 @@ pub static KERNELS: &[Kernel] = &[
     dequantize_cublaslt::WNA16,
     wna16_sm90::KERNEL,
     wna16_mma::KERNEL,
+    wna16_split::KERNEL,
     dequantize_cublaslt::PLAIN,
     simt::KERNEL,
 ];
@@ -217,7 +220,7 @@ pub static KERNELS: &[Kernel] = &[
 /// What is launched before kernels, what packs weights for them, and what reads single rows of these.
 #[doc(hidden)]
 pub fn auxiliary() -> Vec<Instance> {
-    let before = vec![gather::instance(), weight_range::instance()];
+    let before = vec![gather::instance(), weight_range::instance(), halfs::instance(Float::F32, None)];
     [before, dequantize::chosen_instances(), pack::instances(), fpa_intb::instances(), llm_int8::instances()].concat()
 }
 

@@ -323,7 +323,8 @@ impl Dense {
         let finish = |row: usize, rows: usize, sums: u64| {
             let bias = call.bias.map_or(0, |bias| bias.pointer());
             let to = address(call.y.pointer(), row, n, y);
-            let finish = Finish { sums, sums_pitch: n, bias, activation, y: to, y_pitch: n, y_type: y, rows, n };
+            let finish =
+                Finish { sums, sums_pitch: n, parts: [1, 0], bias, activation, y: to, y_pitch: n, y_type: y, rows, n };
             finish.run(gpu, stream)
         };
         let plain = call.bias.is_none() && activation == Activation::None;

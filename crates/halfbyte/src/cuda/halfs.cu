@@ -1,31 +1,30 @@
-// Images as implicit_gemm_mma reads them where it does not read x itself: halfs, with the channels of each group of the
-// convolution filled up by zeros to whole pieces of 8.
+// Floats as halfs that tensor cores multiply: runs of x (of images, the channels of a group of a pixel), each filled up
+// by zeros to whole pieces of 8.
 //
-//   out [part][pixels][groups][channels filled up]; of x in a half type one part; of f32, and of what codes of 8 bits
-//   stand for, three in bf16 whose sum it is: its first 8 bits, the next 8 and the last 8. What is not finite is all
-//   in the first.
-//   half_images: a thread writes a piece of each part.
-//   quantized_images: neighbouring lanes have the channels of a pixel that share a scale (quantize.cuh), piece by
-//   piece: least and greatest of all, then the values.
+//   out [part][runs][filled up]; of x in a half type one part; of f32, and of what codes of 8 bits stand for, three in
+//   bf16 whose sum it is: its first 8 bits, the next 8 and the last 8. What is not finite is all in the first.
+//   halfs: a thread writes a piece of each part.
+//   quantized_halfs: neighbouring lanes have the numbers of a run that share a scale (quantize.cuh), piece by piece:
+//   least and greatest of all, then the values.
 #include "quantize.cuh"
 
 #include "ampere.cuh"
 
 constexpr u32 PIECE = 8;
 
-// As `Params` in half_images.rs. Elements of x and of a part are below 2^31.
+// As `Params` in halfs.rs. Elements of x and of a part are below 2^31.
 struct Params {
-  const void* x;  // [pixels][groups][channels]
+  const void* x;  // [runs][length]
   uint4* out;
-  u32 pieces, of_group;  // of a part, and of a group of a pixel
-  u32 channels;  // of a group
-  u32 share, lanes, runs;  // quantised: channels of a scale, lanes for them, scales of all
+  u32 pieces, of_run;  // of a part, and of a run
+  u32 length;
+  u32 share, lanes, scales;  // quantised: numbers of a scale, lanes for them, scales of all
   FloatType x_type;
   u32 padding;
 };
 
-DEV u32 upper_half(float v) { return v == v ? __float_as_uint(v) & 0xffff0000u : 0x7fff0000u; }
-DEV float rest_of(float v, u32 upper) {
+[[maybe_unused]] DEV u32 upper_half(float v) { return v == v ? __float_as_uint(v) & 0xffff0000u : 0x7fff0000u; }
+[[maybe_unused]] DEV float rest_of(float v, u32 upper) {
   return fabsf(v) < __uint_as_float(0x7f800000) ? v - __uint_as_float(upper) : 0.f;
 }
 
@@ -48,24 +47,24 @@ template <int PARTS> struct Piece {
   }
 };
 
-template <class T, int PARTS> __global__ void __launch_bounds__(256) half_images(const __grid_constant__ Params p) {
-  const u32 i = blockIdx.x * 256 + threadIdx.x, run = i / p.of_group, first = PIECE * (i - run * p.of_group);
+template <class T, int PARTS> __global__ void __launch_bounds__(256) halfs(const __grid_constant__ Params p) {
+  const u32 i = blockIdx.x * 256 + threadIdx.x, run = i / p.of_run, first = PIECE * (i - run * p.of_run);
   launch_dependents();
   dependency_wait();
   if (i >= p.pieces) return;
-  const T* from = static_cast<const T*>(p.x) + (u64)run * p.channels;
+  const T* from = static_cast<const T*>(p.x) + (u64)run * p.length;
   Piece<PARTS> piece;
 #pragma unroll
   for (int e = 0; e < (int)PIECE; e++)
-    if (first + e < p.channels) piece.set(e, from[first + e]);
+    if (first + e < p.length) piece.set(e, from[first + e]);
   piece.store(p, i);
 }
 
-template <bool OFFSET> __global__ void __launch_bounds__(256) quantized_images(const __grid_constant__ Params p) {
+template <bool OFFSET> __global__ void __launch_bounds__(256) quantized_halfs(const __grid_constant__ Params p) {
   const u32 i = blockIdx.x * 256 + threadIdx.x, lane = i % p.lanes;
-  const bool there = i / p.lanes < p.runs;
-  const u32 run = there ? i / p.lanes : 0, of_group = p.channels / p.share, group = run / of_group,
-            to = group * p.of_group + (run - group * of_group) * (p.share / PIECE);
+  const bool there = i / p.lanes < p.scales;
+  const u32 run = there ? i / p.lanes : 0, of_run = p.length / p.share, whole = run / of_run,
+            to = whole * p.of_run + (run - whole * of_run) * (p.share / PIECE);
   launch_dependents();
   dependency_wait();
   Range range = range_of_none();
