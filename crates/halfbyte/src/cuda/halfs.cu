@@ -2,7 +2,8 @@
 // by zeros to whole pieces of 8.
 //
 //   out [part][runs][filled up]; of x in a half type one part; of f32, and of what codes of 8 bits stand for, three in
-//   bf16 whose sum it is: its first 8 bits, the next 8 and the last 8. What is not finite is all in the first.
+//   bf16 whose sum it is: its last 8 bits, those before, and the first 8, so that sums over parts grow. What is not
+//   finite is all in the last part.
 //   halfs: a thread writes a piece of each part.
 //   quantized_halfs: neighbouring lanes have the numbers of a run that share a scale (quantize.cuh), piece by piece:
 //   least and greatest of all, then the values.
@@ -33,7 +34,7 @@ template <int PARTS> struct Piece {
   u32 words[PARTS][4] = {};
   __device__ __forceinline__ void set(int e, float v) {
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) {
+    for (int part = PARTS - 1; part >= 0; part--) {
       const u32 upper = upper_half(v);
       words[part][e / 2] |= e % 2 ? upper : upper >> 16;
       v = rest_of(v, upper);

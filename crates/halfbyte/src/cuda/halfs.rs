@@ -67,7 +67,7 @@ pub(super) struct Runs {
 
 impl Runs {
     /// Puts their halfs into a stream: of one part in the type of x, of f32 and of quantised numbers of [`PARTS_OF_F32`] parts in
-    /// bf16, one behind the other. From an address to another, for which the caller vouches.
+    /// bf16, one behind the other, the smallest first: sums that go over all lose nothing of these. From an address to another, for which the caller vouches.
     pub fn split(
         self,
         gpu: &Gpu,

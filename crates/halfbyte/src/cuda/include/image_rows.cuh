@@ -5,7 +5,7 @@
 //   images [part][batch][height][width][pixel elements], halfs; a group of the convolution has `channels` of a pixel
 //   W has the rows of a group side by side, in strips that no other group has a part of
 //   k runs over the positions of the first part, then over those of the next one, for which W begins anew: x is the
-//       sum of its parts
+//       sum of its parts, of which the smallest come first
 #pragma once
 #include "windows.cuh"
 

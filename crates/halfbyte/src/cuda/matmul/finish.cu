@@ -5,7 +5,7 @@
 
 // As `Params` in finish.rs.
 struct Params {
-  const float* sums;  // [parts][rows][sums_pitch]: what is added, the last part first
+  const float* sums;  // [parts][rows][sums_pitch]: what is added, the first part first
   const float* bias;  // [n], or null
   void* y;  // [rows][y_pitch]; may be the sums themselves
   u64 sums_pitch, y_pitch, part;  // part: from a part to the next
@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) finish(const Params p) {
       const float* sum = p.sums + row * p.sums_pitch + first + i * THREADS;
       v[i] = 0.f;
       if (first + i * THREADS >= p.n) continue;
-      v[i] = sum[(p.parts - 1) * p.part];
-      for (u32 part = p.parts - 1; part > 0; part--) v[i] += sum[(part - 1) * p.part];
+      v[i] = sum[0];
+      for (u32 part = 1; part < p.parts; part++) v[i] += sum[part * p.part];
     }
 #pragma unroll 1
     for (u32 i = 0; i < EACH; i++) {
