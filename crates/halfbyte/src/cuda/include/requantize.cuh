@@ -10,6 +10,20 @@ DEV u32 requantize(int sum, float multiplier, float low, float high) {
   // of the cost of a conversion.
   return __float_as_uint(__fadd_rn(v, 12582912.f));
 }
+// Codes of four sums, with the zero point, in a word. As above, two by two in 16 bits, where what is added keeps codes
+// and what the zero point brings within their 16 bits.
+DEV u32 requantize_four(const int (&sums)[4], const float (&multipliers)[4], float low, float high, int zero) {
+  u32 codes[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float v = fminf(fmaxf(__fmul_rn(__int2float_rn(sums[i]), multipliers[i]), low), high);
+    codes[i] = __float_as_uint(__fadd_rn(v, 12582912.f + 16384.f));
+  }
+  const u32 zeros = (u32)(zero & 255) * 0x00010001u;
+  const u32 left = __byte_perm(codes[0], codes[1], 0x5410) + zeros;
+  const u32 right = __byte_perm(codes[2], codes[3], 0x5410) + zeros;
+  return __byte_perm(left, right, 0x6420);
+}
 // The accumulators a[0..3] of a lane are outputs R = lane / 4 and R + 8 of pixels 2t and 2t + 1, t = lane % 4; their
 // codes, transposed within the warp: of pixel lane / 4 outputs 2t, 2t + 1, 2t + 8, 2t + 9.
 DEV u32 requantize_8x16(const int (&a)[4], float m, float m8, float low, float high) {

@@ -1,7 +1,7 @@
 // int8 convolution of groups of C channels and C outputs, C = 1, 2, 4 or 8, by ordinary threads, from sm_75 on:
 // sum = (x - zero of x) . (W - zeros of W)^T + bias of bytes is exact in int32.  y is bytes, clamp(round(sum * M) +
 // zero of y), or floats, activation(sum * scale + bias).  layout/cuda_int8.rs draws the packed weights; format/int8.rs
-// says what the numbers mean, to the bit.
+// says what the numbers mean, to the bit.  Any geometry; int8_depthwise_rows.cu has forms for neighbours.
 //
 //   a thread has 16 neighbouring channels of PIXELS neighbouring output pixels; neighbours have neighbouring channels
 //   a quad is four columns of an output: with C = 1 four positions of a channel, with C = 2 two of two, else four
@@ -13,6 +13,7 @@
 
 #include "activation.cuh"
 #include "early_launch.cuh"
+#include "int8_quads.cuh"
 #include "requantize.cuh"
 #include "windows.cuh"
 
@@ -75,24 +76,6 @@ DEV void load_weights(const Arguments& g, Weights& to, int first, int step) {
       to[quad][0][four][slot][e] = codes;
     }
   }
-}
-
-// sum + quad of W * quad of x.
-DEV int multiply(int sum, const u32 (&w)[PARTS], u32 x) {
-  if constexpr (ZEROS) {
-    if constexpr (UNSIGNED) {
-      asm("dp2a.lo.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w[0]), "r"(x));
-      asm("dp2a.hi.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w[1]), "r"(x));
-    } else {
-      asm("dp2a.lo.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w[0]), "r"(x));
-      asm("dp2a.hi.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w[1]), "r"(x));
-    }
-  } else if constexpr (UNSIGNED) {
-    asm("dp4a.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w[0]), "r"(x));
-  } else {
-    asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w[0]), "r"(x));
-  }
-  return sum;
 }
 
 // Quads of x of 16 channels, from those of each position.
@@ -216,7 +199,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_depthwise(const __
               quad[part] = e == 0 ? w[part].x : e == 1 ? w[part].y : e == 2 ? w[part].z : w[part].w;
 #pragma unroll
             for (int i = 0; i < PIXELS; i++)
-              sums[i][4 * four + e] = multiply(sums[i][4 * four + e], quad, quads[i][word_of(q, 4 * four + e)]);
+              sums[i][4 * four + e] =
+                  multiply_quad<UNSIGNED, PARTS>(sums[i][4 * four + e], quad, quads[i][word_of(q, 4 * four + e)]);
           }
         }
     }

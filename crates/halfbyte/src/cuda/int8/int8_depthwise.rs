@@ -1,6 +1,7 @@
 //! Convolutions of bytes whose groups have few channels (depthwise), on every processor from sm_75 on: launches of
 //! `int8_depthwise.cu`.
 
+use super::int8_depthwise_rows::{self, Rows};
 use super::{Call, Int8, Kernel, Place, Problem, Rounding, check_addresses, fits_31_bits};
 use crate::cuda::conv::windows::Windows;
 use crate::cuda::dispatch::{About, Bind, Configured};
@@ -20,23 +21,18 @@ static SOURCE: Source = Source {
     parameters: &[Arguments::LAYOUT],
 };
 
-const NAME: &str = "int8_depthwise";
+pub(super) const NAME: &str = "int8_depthwise";
 
 pub(super) const KERNEL: Kernel = Kernel::with_one(
     About {
         name: NAME,
-        what: "groups of 1, 2, 4 or 8 channels: a thread 16 channels of neighbouring pixels, by dp4a or dp2a",
+        what: "groups of 1, 2, 4 or 8 channels, by dp4a or dp2a: a thread some channels of neighbouring pixels",
         serves: |arch| arch.number >= 75,
         instances: || {
-            let all = CHANNELS.into_iter().flat_map(|channels| {
-                (0..8).map(move |bits| Kind {
-                    channels,
-                    unsigned: bits & 1 != 0,
-                    zeros: bits & 2 != 0,
-                    floats: bits & 4 != 0,
-                })
-            });
-            all.map(Kind::instance).collect()
+            let kinds: Vec<_> =
+                CHANNELS.into_iter().flat_map(|channels| (0..8).map(move |bits| Kind::of(channels, bits))).collect();
+            let of_any = kinds.iter().map(|kind| kind.instance());
+            of_any.chain(int8_depthwise_rows::instances(&kinds)).collect()
         },
     },
     choose,
@@ -53,28 +49,38 @@ const SLOTS: usize = 8;
 
 /// What the kernel is compiled for.
 #[derive(Clone, Copy, Debug)]
-struct Kind {
+pub(super) struct Kind {
     /// Of a group.
-    channels: usize,
+    pub(super) channels: usize,
     /// Whether x is u8.
     unsigned: bool,
     /// Whether weights have zero points.
-    zeros: bool,
+    pub(super) zeros: bool,
     /// Whether y is floats, whose type the kernel is told.
     floats: bool,
 }
 
 impl Kind {
-    /// What is compiled.
+    fn of(channels: usize, bits: usize) -> Self {
+        Self { channels, unsigned: bits & 1 != 0, zeros: bits & 2 != 0, floats: bits & 4 != 0 }
+    }
+
+    /// As the sources are told: whether x is u8, whether weights have zero points, whether y is floats.
+    pub(super) fn flags(self) -> [usize; 3] {
+        [self.unsigned, self.zeros, self.floats].map(usize::from)
+    }
+
+    /// What is compiled for any geometry.
     fn instance(self) -> Instance {
-        let [unsigned, zeros, floats] = [self.unsigned, self.zeros, self.floats].map(usize::from);
+        let [unsigned, zeros, floats] = self.flags();
         let numbers = [("C", self.channels), ("UNSIGNED", unsigned), ("ZEROS", zeros), ("FLOATS", floats)];
         Instance::new(&SOURCE, NAME).with(numbers.iter().map(|(name, value)| format!("HB_{name}={value}")))
     }
 
-    fn key(self) -> [u32; 2] {
-        let [unsigned, zeros, floats] = [self.unsigned, self.zeros, self.floats].map(u32::from);
-        [self.channels as u32, unsigned + 2 * zeros + 4 * floats]
+    /// Of the instance for a form; 0: any geometry.
+    pub(super) fn key(self, form: u32) -> [u32; 2] {
+        let [unsigned, zeros, floats] = self.flags().map(|flag| flag as u32);
+        [self.channels as u32, unsigned + 2 * zeros + 4 * floats + 8 * form]
     }
 
     /// Columns of an output that a step of the kernel has.
@@ -106,7 +112,7 @@ parameters! {
     }
 }
 
-fn choose(_: &Caps, problem: &Problem) -> Bind<Int8> {
+fn choose(caps: &Caps, problem: &Problem) -> Bind<Int8> {
     let (shape, g) = (&problem.shape, problem.shape.geometry());
     problem.is_in_nhwc()?;
     if !CHANNELS.contains(&g.channels()) || g.outputs() != g.channels() {
@@ -123,7 +129,10 @@ fn choose(_: &Caps, problem: &Problem) -> Bind<Int8> {
     if rows > 65_535 {
         return Err(Reason("more channels than a launch has rows of blocks for".into()));
     }
-    Ok(Box::new(depthwise))
+    match Rows::of(problem, depthwise.kind, caps.multiprocessors as usize) {
+        Some(rows) => Ok(Box::new(rows)),
+        None => Ok(Box::new(depthwise)),
+    }
 }
 
 /// A convolution of groups of few channels.
@@ -196,6 +205,6 @@ impl Configured<Int8> for Depthwise {
             programmatic: gpu.caps().arch.number >= 90,
             ..Launch::linear(1, THREADS as u32)
         };
-        gpu.function_once((NAME, kind.key()), || kind.instance())?.launch_typed(stream, &launch, &arguments, &[])
+        gpu.function_once((NAME, kind.key(0)), || kind.instance())?.launch_typed(stream, &launch, &arguments, &[])
     }
 }

@@ -16,6 +16,7 @@
 //! | `int8_simt` | all from sm_75 on | everything |
 
 mod int8_depthwise;
+mod int8_depthwise_rows;
 #[doc(hidden)]
 pub mod int8_direct_sm90;
 mod int8_im2col_gemm;

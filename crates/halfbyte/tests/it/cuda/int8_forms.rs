@@ -40,12 +40,24 @@ fn of_few_channels() -> Vec<(Geometry, usize, [usize; 2])> {
         all.extend([
             (Geometry { padding: [1; 4], ..new(128, [3, 3]) }, 2, [9, 11]),
             (Geometry { padding: [1; 4], stride: [2, 2], ..new(144, [3, 3]) }, 3, [8, 7]),
+            (Geometry { padding: [4, 5, 3, 6], ..new(16, [3, 3]) }, 2, [2, 1]),
             (Geometry { padding: [4; 4], dilation: [2, 2], ..new(48, [5, 5]) }, 1, [6, 13]),
             (Geometry { padding: [0, 3, 1, 2], stride: [2, 1], dilation: [1, 2], ..new(16, [4, 3]) }, 2, [9, 8]),
             (new(272, [1, 1]), 1, [3, 1]),
             (Geometry { padding: [5, 6, 6, 5], ..new(32, [12, 11]) }, 1, [10, 9]),
         ]);
     }
+    // Kernels of any size that see neighbours: rows in one band and in several, a last column alone, images smaller than a span.
+    let depthwise = |ci: usize, kernel| Geometry { groups: ci, ..Geometry::new(ci, ci, kernel) };
+    all.extend([
+        (Geometry { padding: [1; 4], ..depthwise(256, [3, 3]) }, 60, [29, 5]),
+        (Geometry { padding: [3; 4], ..depthwise(96, [7, 7]) }, 2, [15, 14]),
+        (Geometry { padding: [2; 4], ..depthwise(80, [5, 5]) }, 3, [8, 9]),
+        (Geometry { padding: [0, 3, 1, 2], ..depthwise(48, [4, 3]) }, 2, [9, 8]),
+        (Geometry { padding: [3, 0, 1, 9], ..depthwise(16, [2, 9]) }, 1, [1, 20]),
+        (Geometry { padding: [15; 4], ..depthwise(32, [31, 31]) }, 1, [6, 5]),
+        (Geometry { padding: [2, 0, 3, 1], stride: [1, 2], dilation: [2, 1], ..depthwise(32, [3, 3]) }, 2, [9, 8]),
+    ]);
     all
 }
 
