@@ -156,6 +156,34 @@ fn an_image_has_the_same_bits_alone_and_in_a_batch() {
     }
 }
 
+/// Images in planes are quantised by a thread a scale, pixels by vectors where there are any.
+#[test]
+fn quantised_images_are_the_same_however_they_lie() {
+    for gpu in gpus() {
+        let stream = gpu.stream().unwrap();
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel("simt") };
+        let mut random = Random(84);
+        for (turn, share) in [1, 2, 3, 4, 8, 12, 20, 24, 64, 260, 1000].into_iter().enumerate() {
+            for (groups, size) in [(1, [3, 5]), (3, [5, 7]), (8, [4, 6])] {
+                for name in ["w8a8", "w8a8-xasym"] {
+                    let geometry = Geometry { groups, ..Geometry::new(groups * share, groups, [1, 2]) };
+                    let shape = Conv2dShape::new(geometry, 2, size).unwrap();
+                    let format = parse(name);
+                    let w = random.qtensor(format.weight, [geometry.co, geometry.k()], false);
+                    let types = [TYPES[(turn + groups) % 3], Float::F32];
+                    let x = rounded(&random.activations(shape.x_len()), types[0]);
+                    let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, types[0]).unwrap();
+                    let [pixels, planes] = [Layout2d::Nhwc, Layout2d::Nchw].map(|of_x| {
+                        let images = Images { shape: &shape, x: &x, types, layouts: [of_x, Layout2d::Nhwc] };
+                        bench.forward(&w, &images, Epilogue::default())
+                    });
+                    assert_eq!(pixels, planes, "{name}: {groups} groups of {share}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn images_at_odd_addresses_are_an_error() {
     for gpu in gpus() {
