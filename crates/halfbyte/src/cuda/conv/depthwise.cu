@@ -10,9 +10,9 @@
 //   y = activation(sum + bias), rounded once
 //
 // Every sum is made by one thread in that order, so that it has the same bits whatever the batch is. x is 0 in the
-// padding. A depthwise kernel of 3 x 3 positions (STRIDE > 0) loads and widens each pixel of a row once for all columns
-// of the kernel, and where registers allow it has a row on its way while it multiplies the one before; neighbouring
-// steps of a block see the same rows of the image, which its multiprocessor then has in L1.
+// padding. Kernels of COLUMNS columns that are neighbours in x load and widen each pixel of a row once for all of them;
+// of 3 x 3 positions in groups of one channel, a row is on its way where registers allow it while the one before is
+// multiplied. Neighbouring steps of a block see the same rows of the image, which its multiprocessor then has in L1.
 #include "activation.cuh"
 #include "ampere.cuh"
 #include "conv_weights.cuh"
@@ -92,20 +92,24 @@ DEV void store_16(void* to, u32 x, u32 y, u32 z, u32 w) {
 
 // The channels of a thread in a pixel, as they lie in memory.
 template <int TYPE> struct Channels {
-  uint4 words[TYPE == F32 ? 2 : 1];
-  // Zeros where the pixel is not inside of its image.
+  static constexpr int EACH = TYPE == F32 ? 1 : 2;  // of a word
+  uint4 words[2 / EACH];
+  // Those of a vector in memory, or all; zeros where the pixel is not inside of its image.
+  __device__ __forceinline__ void load_part(const u8* from, bool inside, int part) {
+    words[part] = load_or_zero(from + 16 * part, inside);
+  }
   __device__ __forceinline__ void load(const u8* from, bool inside) {
 #pragma unroll
-    for (u32 i = 0; i < sizeof(words) / 16; i++) words[i] = load_or_zero(from + 16 * i, inside);
+    for (int i = 0; i < 2 / EACH; i++) load_part(from, inside, i);
   }
-  __device__ __forceinline__ void widen(float (&x)[VECTOR]) const {
-    constexpr int EACH = TYPE == F32 ? 1 : 2;
+  // COUNT of them, from `first` on.
+  template <int COUNT> __device__ __forceinline__ void widen(float (&x)[COUNT], int first = 0) const {
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++) {
+    for (int o = 0; o < COUNT; o++) {
+      const int i = first + o, at = i / EACH % 4;
       const uint4 v = words[i / (4 * EACH)];
-      const int at = i / EACH % 4;
       const u32 word = at == 0 ? v.x : at == 1 ? v.y : at == 2 ? v.z : v.w;
-      x[i] = TYPE == F32 ? __uint_as_float(word) : float_of_bits(u16(word >> (16 * (i % EACH))), FloatType(TYPE));
+      x[o] = TYPE == F32 ? __uint_as_float(word) : float_of_bits(u16(word >> (16 * (i % EACH))), FloatType(TYPE));
     }
   }
 };
@@ -172,7 +176,58 @@ template <int STRIDE, int TYPE> DEV void multiply_3x3(const Params& p, const Spa
   }
 }
 
-// Adds the products of rows `first` to `end` of the kernel.
+// Adds the products of a row of a kernel whose columns are neighbours in x, of 4 channels from 4 * half on: weights of
+// all columns are in registers.
+template <int C, int COLUMNS, int STRIDE, class Pixels>
+DEV void multiply_half(const Params& p, const Pixels& pixels, const float4* w, int half, Sums& sums) {
+  constexpr int WIDTH = (PIXELS - 1) * STRIDE + COLUMNS;
+  float4 weights[COLUMNS * C];
+#pragma unroll
+  for (int k = 0; k < COLUMNS * C; k++) weights[k] = w[half_at(p, 0, 2 * k + half)];
+#pragma unroll
+  for (int j = 0; j < WIDTH; j++) {
+    float x[VECTOR / 2];
+    pixels[j].widen(x, half * (VECTOR / 2));
+#pragma unroll
+    for (int i = 0; i < PIXELS; i++) {
+      const int kx = j - i * STRIDE;
+      if (kx < 0 || kx >= COLUMNS) continue;
+      float* own = sums[i] + half * (VECTOR / 2);
+#pragma unroll
+      for (int c = 0; c < C; c++) {
+        const float4 v = weights[kx * C + c];
+        own[0] = fmaf(x[c], v.x, own[0]);
+        own[1] = fmaf(x[1 / C * C + c], v.y, own[1]);
+        own[2] = fmaf(x[2 / C * C + c], v.z, own[2]);
+        own[3] = fmaf(x[3 / C * C + c], v.w, own[3]);
+      }
+    }
+  }
+}
+
+// Adds the products of rows `first` to `end` of such a kernel. Of f32 and of wide rows, of which registers do not hold
+// all channels, all rows of a half come in one turn and of the other in the next.
+template <int C, int COLUMNS, int STRIDE, int TYPE>
+DEV void multiply_rows(const Params& p, const Span& span, const float4* w, u32 first, u32 end, Sums& sums) {
+  constexpr int WIDTH = (PIXELS - 1) * STRIDE + COLUMNS, TURNS = TYPE == F32 || WIDTH > 10 ? 2 : 1;
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    const float4* of_row = w;
+#pragma unroll 1
+    for (u32 ky = first; ky < end; ky++, of_row += half_at(p, 0, 2 * COLUMNS * C)) {
+      const u8* from = span.pixel(p, ky);
+      const u32 width = span.is_inside(p, ky) ? p.width : 0;
+      Channels<TYPE> pixels[WIDTH];
+#pragma unroll
+      for (int j = 0; j < WIDTH; j++)
+        pixels[j].load_part(from + j * p.pixel_bytes, u32(span.column + j) < width, TYPE == F32 ? turn : 0);
+#pragma unroll
+      for (int half = turn; half < 2; half += TURNS) multiply_half<C, COLUMNS, STRIDE>(p, pixels, of_row, half, sums);
+    }
+  }
+}
+
+// Adds the products of rows `first` to `end` of any kernel.
 template <int C, int TYPE>
 DEV void multiply(const Params& p, const Span& span, const float4* w, u32 first, u32 end, Sums& sums) {
   const long long from_pixel = (long long)p.stride_across * p.pixel_bytes,
@@ -256,10 +311,13 @@ DEV void store(const Params& p, u32 at, u32 channel, const float4* bias, Sums& s
     if (column + i < p.columns) store_eight(to + i * p.channels * element, sums[i], p.y_type);
 }
 
-// C: channels of a group.  STRIDE: across, of a depthwise kernel of 3 x 3; 0: any.  TYPE: of x.
-template <int C, int STRIDE, int TYPE>
+// C: channels of a group.  COLUMNS, STRIDE: of a kernel across, whose columns are neighbours in x, with C = 1 and 3
+// columns also its rows; 0: any.  TYPE: of x.
+template <int C, int COLUMNS, int STRIDE, int TYPE>
 __global__ void __launch_bounds__(THREADS, 2) depthwise(const __grid_constant__ Params p) {
-  static_assert(VECTOR % C == 0 && (STRIDE == 0 || C == 1), "whole groups; 3 x 3 is for groups of one channel");
+  static_assert(VECTOR % C == 0 && (COLUMNS == 0 || 2 * C <= VECTOR), "whole groups, of half of the channels too");
+  // All its rows are unrolled; of f32 with stride 2, they are more than registers hold.
+  constexpr bool IS_3X3 = C == 1 && COLUMNS == 3 && (STRIDE == 1 || TYPE != F32);
   extern __shared__ float4 shared[];  // the bias [half][lane], then weights
   launch_dependents();
   const u32 lane = threadIdx.x % p.lanes, slot = threadIdx.x / p.lanes, slots = THREADS / p.lanes;
@@ -280,7 +338,7 @@ __global__ void __launch_bounds__(THREADS, 2) depthwise(const __grid_constant__ 
     const bool there = slot < slots && at < p.spans && channel < p.channels;
     const Span span(p, at, channel, TYPE == F32 ? 4 : 2);
     Sums sums = {};
-    if constexpr (STRIDE > 0) {
+    if constexpr (IS_3X3) {
       if (there) multiply_3x3<STRIDE, TYPE>(p, span, weights + lane, sums);
     } else {
 #pragma unroll 1
@@ -291,7 +349,11 @@ __global__ void __launch_bounds__(THREADS, 2) depthwise(const __grid_constant__ 
           dequantize(p, weights, first * row_columns, end * row_columns);
           __syncthreads();
         }
-        if (there) multiply<C, TYPE>(p, span, weights + lane, first, end, sums);
+        if (!there) continue;
+        if constexpr (COLUMNS > 0)
+          multiply_rows<C, COLUMNS, STRIDE, TYPE>(p, span, weights + lane, first, end, sums);
+        else
+          multiply<C, TYPE>(p, span, weights + lane, first, end, sums);
       }
     }
     if (there) store(p, at, channel, shared + lane, sums);

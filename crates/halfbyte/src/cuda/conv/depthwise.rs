@@ -27,9 +27,8 @@ pub(super) const KERNEL: Kernel = Kernel::with_one(
         serves: |arch| arch.number >= 75,
         instances: || {
             let types = [Float::F16, Float::BF16, Float::F32];
-            let of_any = CHANNELS.into_iter().flat_map(|channels| types.map(|x| instance([channels as u32, 0], x)));
-            let all = of_any.chain(types.map(|x| instance([1, 1], x)));
-            let all = all.chain([Float::F16, Float::BF16].map(|x| instance([1, 2], x)));
+            let forms = CHANNELS.into_iter().map(|channels| [channels as u32, 0, 0]).chain(NEIGHBOURS);
+            let all = forms.flat_map(|form| types.map(|x| instance(form, x)));
             all.chain(quantize_pixels::instances()).collect()
         },
     },
@@ -38,6 +37,11 @@ pub(super) const KERNEL: Kernel = Kernel::with_one(
 
 /// Channels of a group.
 const CHANNELS: [usize; 4] = [1, 2, 4, 8];
+
+/// Channels of a group, columns of the kernel and its stride across where a pixel of a row is loaded once for all columns. With one
+/// channel and 3 columns the kernel has 3 rows.
+const NEIGHBOURS: [[u32; 3]; 8] =
+    [[1, 3, 1], [1, 3, 2], [1, 5, 1], [1, 5, 2], [1, 7, 1], [1, 7, 2], [2, 3, 1], [4, 3, 1]];
 
 /// As in the source: threads of a block, pixels of a span, channels of a thread.
 const THREADS: usize = 256;
@@ -92,9 +96,9 @@ parameters! {
     }
 }
 
-/// Channels of a group and the stride across of a depthwise kernel of 3 × 3, 0 for any other; the type of x.
-fn instance([channels, stride]: [u32; 2], x: Float) -> Instance {
-    Instance::new(&SOURCE, format!("depthwise<{channels}, {stride}, {}>", matmul::float_type(x)))
+/// Channels of a group, and one of [`NEIGHBOURS`] or zeros; the type of x.
+fn instance([channels, columns, stride]: [u32; 3], x: Float) -> Instance {
+    Instance::new(&SOURCE, format!("depthwise<{channels}, {columns}, {stride}, {}>", matmul::float_type(x)))
 }
 
 /// How a convolution is cut.
@@ -190,16 +194,15 @@ struct Depthwise {
 }
 
 impl Depthwise {
-    /// Numbers of the instance. Stride 2 of f32 takes more registers than there are.
-    fn form(&self) -> [u32; 2] {
+    /// Numbers of the instance.
+    fn form(&self) -> [u32; 3] {
         let g = self.problem.shape.geometry();
-        let neighbours = g.channels() == 1 && g.kernel == [3, 3] && g.dilation[1] == 1;
-        let stride = match g.stride[1] {
-            1 if neighbours => 1,
-            2 if neighbours && self.x_type() != Float::F32 => 2,
-            _ => 0,
-        };
-        [g.channels() as u32, stride]
+        let channels = g.channels() as u32;
+        let [columns, stride] = [g.kernel[1], g.stride[1]].map(|size| size as u32);
+        let form = [channels, columns, stride];
+        let whole = (channels, columns) != (1, 3) || g.kernel[0] == 3;
+        let is_one = g.dilation[1] == 1 && whole && NEIGHBOURS.contains(&form);
+        if is_one { form } else { [channels, 0, 0] }
     }
 
     /// Type of x as it is read.
@@ -281,9 +284,10 @@ impl Configured<Convolution> for Depthwise {
             programmatic: gpu.caps().arch.number >= 90,
             ..Launch::linear(1, THREADS as u32)
         };
-        let ([channels, stride], x_type) = (self.form(), self.x_type());
-        let key = [channels, 4 * stride + matmul::float_type(x_type)];
-        let function = gpu.function_once((NAME, key), || instance([channels, stride], x_type))?;
+        let (form, x_type) = (self.form(), self.x_type());
+        let [channels, columns, stride] = form;
+        let key = [64 * channels + 4 * columns + stride, matmul::float_type(x_type)];
+        let function = gpu.function_once((NAME, key), || instance(form, x_type))?;
         function.launch_typed(stream, &launch, &params, &[])
     }
 }

@@ -16,19 +16,63 @@ static SOURCE: Source =
 
 const OP: &str = "quantize pixels";
 
+/// As in the source: threads of a block, channels that are loaded and stored at once.
 const THREADS: usize = 256;
+const PIECE: usize = 8;
 
 parameters! {
     /// As in the source.
     struct Params {
         x: u64,
         y: u64,
-        pixels: u64,
+        runs: u64,
         plane: u64,
         channels: u32,
         share: u32,
+        lanes: u32,
+        form: u32,
         x_type: u32,
-        nhwc: u32,
+        vectors: u32,
+    }
+}
+
+/// Numbers of the source: what a thread has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// A piece of several scales.
+    Few = 0,
+    /// Pieces of a scale, together with neighbouring lanes.
+    Lanes = 1,
+    /// A scale, of images in planes.
+    Planes = 2,
+}
+
+/// How images are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    form: Form,
+    /// Scales, of [`Form::Few`] pieces; lanes of each.
+    runs: usize,
+    lanes: usize,
+    /// Whether all pieces are vectors.
+    vectors: bool,
+}
+
+impl Cut {
+    /// Of `len` elements of x, `share` of which have one scale; `aligned`: x begins at a multiple of 16 bytes.
+    fn of(layout: Layout2d, len: usize, share: usize, aligned: bool) -> Self {
+        if layout == Layout2d::Nchw {
+            return Self { form: Form::Planes, runs: len / share, lanes: 1, vectors: false };
+        }
+        if aligned && [1, 2, 4].contains(&share) && len.is_multiple_of(PIECE) {
+            return Self { form: Form::Few, runs: len / PIECE, lanes: 1, vectors: true };
+        }
+        let lanes = share.div_ceil(PIECE).next_power_of_two().min(32);
+        Self { form: Form::Lanes, runs: len / share, lanes, vectors: aligned && share.is_multiple_of(PIECE) }
+    }
+
+    fn blocks(&self) -> usize {
+        self.runs.div_ceil(THREADS / self.lanes)
     }
 }
 
@@ -78,27 +122,59 @@ fn run(
     y: ViewMut<'_, f32>,
 ) -> Result<()> {
     let ci = shape.geometry().ci;
-    let tasks = shape.input_pixels() * (ci / share);
-    let (Ok(blocks), Ok(channels)) = (i32::try_from(tasks.div_ceil(THREADS)), u32::try_from(ci)) else {
-        return Err(Error::invalid(OP, "fewer than 2³⁹ scales", tasks.to_string()));
-    };
     if x.len() != shape.x_len() || y.len() != x.len() {
         let got = format!("{} and {}", x.len(), y.len());
         return Err(Error::invalid(OP, format!("x and y of {} elements", shape.x_len()), got));
     }
-    if tasks == 0 {
+    let aligned = [x.pointer(), y.pointer()].iter().all(|address| address.is_multiple_of(16));
+    let cut = Cut::of(layout, x.len(), share, aligned);
+    let (Ok(blocks), Ok(channels)) = (i32::try_from(cut.blocks()), u32::try_from(ci)) else {
+        return Err(Error::invalid(OP, "fewer than 2³⁹ scales", (x.len() / share).to_string()));
+    };
+    if blocks == 0 {
         return Ok(());
     }
     let params = Params {
         x: x.pointer(),
         y: y.pointer(),
-        pixels: shape.input_pixels() as u64,
+        runs: cut.runs as u64,
         plane: shape.input().iter().product::<usize>() as u64,
         channels,
         share: share as u32,
+        lanes: cut.lanes as u32,
+        form: cut.form as u32,
         x_type: float_type(x.dtype()),
-        nhwc: (layout == Layout2d::Nhwc).into(),
+        vectors: cut.vectors.into(),
     };
     let function = gpu.function_once((OP, [(act == Act::A8Asym).into(), 0]), || instance(act))?;
-    function.launch_typed(stream, &Launch::linear(blocks as u32, THREADS as u32), &params, &[])
+    let programmatic = gpu.caps().arch.number >= 90;
+    let launch = Launch { programmatic, ..Launch::linear(blocks as u32, THREADS as u32) };
+    function.launch_typed(stream, &launch, &params, &[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_channel_has_a_thread_and_vectors_begin_at_multiples_of_their_bytes() {
+        for share in [1, 2, 3, 4, 8, 12, 20, 24, 32, 100, 256, 257, 1000] {
+            for scales in [0, 1, 7, 8, 24, 1000] {
+                for (layout, aligned) in [(Layout2d::Nhwc, true), (Layout2d::Nhwc, false), (Layout2d::Nchw, true)] {
+                    let len = share * scales;
+                    let cut = Cut::of(layout, len, share, aligned);
+                    assert!(cut.lanes.is_power_of_two() && cut.lanes <= 32, "{cut:?}");
+                    let of_run = if cut.form == Form::Few { PIECE } else { share };
+                    assert_eq!(cut.runs * of_run, len, "{cut:?}");
+                    assert!(!cut.vectors || of_run % PIECE == 0, "{cut:?}");
+                    assert!(cut.form != Form::Few || PIECE % share == 0, "{cut:?}");
+                    assert!(cut.blocks() * (THREADS / cut.lanes) >= cut.runs, "{cut:?}");
+                    assert!(cut.blocks() <= len.div_ceil(THREADS), "{cut:?}");
+                }
+            }
+        }
+        let cut = |share| Cut::of(Layout2d::Nhwc, 960 * share, share, true);
+        assert_eq!([1, 8, 12, 256, 1000].map(|share| cut(share).lanes), [1, 1, 2, 32, 32]);
+        assert_eq!([1, 4, 8, 20, 24].map(|share| cut(share).vectors), [true, true, true, false, true]);
+    }
 }

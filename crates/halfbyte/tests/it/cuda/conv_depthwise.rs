@@ -31,6 +31,15 @@ fn cases() -> Vec<(Geometry, usize, [usize; 2])> {
         (Geometry { padding: [2; 4], dilation: [1, 2], ..grouped(24, 1, [3, 3]) }, 1, [7, 9]),
         (Geometry { stride: [4, 3], ..grouped(40, 1, [3, 3]) }, 1, [13, 14]),
         (Geometry { padding: [2; 4], ..grouped(96, 1, [5, 5]) }, 2, [9, 6]),
+        (Geometry { padding: [2; 4], stride: [2, 2], ..grouped(144, 1, [5, 5]) }, 2, [11, 14]),
+        (Geometry { padding: [1, 3, 2, 4], stride: [3, 1], dilation: [2, 1], ..grouped(24, 1, [4, 5]) }, 1, [13, 9]),
+        (Geometry { padding: [0, 7, 0, 6], stride: [1, 2], dilation: [3, 1], ..grouped(8, 1, [2, 5]) }, 2, [7, 3]),
+        (Geometry { padding: [2; 4], dilation: [1, 2], stride: [1, 2], ..grouped(16, 1, [5, 5]) }, 1, [9, 13]),
+        (Geometry { padding: [3; 4], ..grouped(96, 1, [7, 7]) }, 2, [8, 11]),
+        (Geometry { padding: [3; 4], stride: [2, 2], ..grouped(40, 1, [7, 7]) }, 2, [11, 17]),
+        (Geometry { padding: [8, 9, 8, 10], stride: [2, 1], dilation: [2, 1], ..grouped(8, 1, [5, 7]) }, 1, [3, 2]),
+        (Geometry { padding: [27, 3, 27, 3], ..grouped(64, 1, [55, 7]) }, 2, [10, 9]),
+        (Geometry { padding: [40, 2, 40, 2], stride: [1, 2], ..grouped(72, 1, [80, 5]) }, 1, [9, 10]),
         (Geometry { padding: [15; 4], ..grouped(72, 1, [31, 31]) }, 2, [9, 10]),
         (Geometry { padding: [0, 20, 0, 19], ..grouped(32, 1, [2, 40]) }, 2, [3, 30]),
         (grouped(48, 1, [1, 1]), 2, [5, 6]),
@@ -40,6 +49,9 @@ fn cases() -> Vec<(Geometry, usize, [usize; 2])> {
         (Geometry { padding: [1, 2, 3, 4], stride: [2, 3], dilation: [3, 2], ..grouped(36, 2, [2, 4]) }, 2, [8, 9]),
         (Geometry { padding: [1; 4], ..grouped(32, 4, [3, 3]) }, 2, [7, 6]),
         (Geometry { padding: [1; 4], stride: [2, 2], ..grouped(6, 4, [3, 3]) }, 2, [9, 8]),
+        (Geometry { padding: [4, 2, 3, 2], stride: [2, 1], dilation: [2, 1], ..grouped(68, 2, [5, 3]) }, 2, [7, 9]),
+        (Geometry { padding: [4, 5, 4, 5], dilation: [3, 1], ..grouped(20, 4, [2, 3]) }, 2, [5, 3]),
+        (Geometry { padding: [20, 1, 20, 1], ..grouped(16, 4, [41, 3]) }, 1, [6, 9]),
         (Geometry { padding: [1; 4], ..grouped(9, 8, [3, 3]) }, 2, [5, 7]),
         (Geometry { padding: [4; 4], stride: [2, 1], ..grouped(16, 8, [9, 9]) }, 2, [8, 7]),
         (Geometry { padding: [0, 14, 0, 14], ..grouped(4, 8, [3, 29]) }, 1, [6, 19]),
@@ -122,6 +134,7 @@ fn an_image_has_the_same_bits_alone_and_in_a_batch() {
             ("w4a16", Geometry { padding: [1; 4], ..grouped(72, 1, [3, 3]) }),
             ("w8a16-asym", Geometry { padding: [1; 4], stride: [2, 2], ..grouped(64, 1, [3, 3]) }),
             ("w8a8", Geometry { padding: [3; 4], ..grouped(24, 1, [7, 7]) }),
+            ("w4a16", Geometry { padding: [2; 4], stride: [2, 2], ..grouped(40, 1, [5, 5]) }),
             ("w4a16-g4", Geometry { padding: [1; 4], ..grouped(32, 4, [3, 3]) }),
         ] {
             let format = parse(name);
@@ -138,6 +151,34 @@ fn an_image_has_the_same_bits_alone_and_in_a_batch() {
             let all = forward(&x, batch);
             for (i, (x, want)) in x.chunks(one).zip(all.chunks(all.len() / batch)).enumerate() {
                 assert_eq!(forward(x, 1), want, "{name}: image {i}");
+            }
+        }
+    }
+}
+
+/// Images in planes are quantised by a thread a scale, pixels by vectors where there are any.
+#[test]
+fn quantised_images_are_the_same_however_they_lie() {
+    for gpu in gpus() {
+        let stream = gpu.stream().unwrap();
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel("simt") };
+        let mut random = Random(84);
+        for (turn, share) in [1, 2, 3, 4, 8, 12, 20, 24, 64, 260, 1000].into_iter().enumerate() {
+            for (groups, size) in [(1, [3, 5]), (3, [5, 7]), (8, [4, 6])] {
+                for name in ["w8a8", "w8a8-xasym"] {
+                    let geometry = Geometry { groups, ..Geometry::new(groups * share, groups, [1, 2]) };
+                    let shape = Conv2dShape::new(geometry, 2, size).unwrap();
+                    let format = parse(name);
+                    let w = random.qtensor(format.weight, [geometry.co, geometry.k()], false);
+                    let types = [TYPES[(turn + groups) % 3], Float::F32];
+                    let x = rounded(&random.activations(shape.x_len()), types[0]);
+                    let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, types[0]).unwrap();
+                    let [pixels, planes] = [Layout2d::Nhwc, Layout2d::Nchw].map(|of_x| {
+                        let images = Images { shape: &shape, x: &x, types, layouts: [of_x, Layout2d::Nhwc] };
+                        bench.forward(&w, &images, Epilogue::default())
+                    });
+                    assert_eq!(pixels, planes, "{name}: {groups} groups of {share}");
+                }
             }
         }
     }
