@@ -12,7 +12,7 @@ use halfbyte::cuda::matmul::wna16_sm90::{self, config};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel};
 use halfbyte::cuda::sources::Instance;
 use halfbyte::cuda::tiled::{Form, Tile};
-use halfbyte::cuda::{Caps, Gpu};
+use halfbyte::cuda::{Caps, Gpu, Workspace};
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::{self, Bound};
 use halfbyte::kernel::{Activation, Problem};
@@ -405,10 +405,17 @@ fn wrong_lengths_and_problems_are_errors() {
         let x = gpu.context().allocate::<f32>(64).unwrap();
         let mut y = gpu.context().allocate::<f32>(8).unwrap();
         let bias = gpu.context().allocate::<f32>(3).unwrap();
+        let problem = Problem { format: Some(format), x: Float::F32, y: Float::F32, m: 2, n: 4, k: 32 };
+        let bytes = matmul::workspace_bytes(&gpu.caps(), &problem, packed.layout()).unwrap();
+        let mut workspace = Workspace::new(&gpu, &stream, bytes).unwrap();
         let mut run = |x_len: usize, m: usize, y_len: usize, bias| {
             let (x, y) = (FloatView::F32(x.view().slice(0..x_len)), FloatViewMut::F32(y.view_mut().slice(0..y_len)));
             let epilogue = Epilogue { bias, activation: Activation::None };
-            matmul::run(&gpu, &stream, Call { x, m, w: &packed, epilogue, y, workspace: None, batch_invariant: false })
+            matmul::run(
+                &gpu,
+                &stream,
+                Call { x, m, w: &packed, epilogue, y, workspace: Some(&mut workspace), batch_invariant: false },
+            )
         };
         run(64, 2, 8, None).unwrap();
         run(0, 0, 0, None).unwrap();

@@ -5,11 +5,11 @@
 //!
 //! ```text
 //! unit  = products + reads of shared memory + conversion of W, or the bytes of W and x from the second-level cache
-//! whole = rounds · (units · blocks together · unit + TILE)                          every tile by one block
+//! whole = rounds · (units · blocks together · unit + TILE)                          every tile by one block; a warpgroup alone takes twice its time
 //! cut   = tiles · (units · unit + TILE / blocks together) / multiprocessors + TILE + JOIN
 //! ```
 //!
-//! Its constants come from 60 times of five layers in groups on an H200 (`docs/decisions/0031`): products, reads and conversion
+//! Its constants come from 60 times of five layers in groups on an H200, and were tried on twelve drawn at random (`docs/decisions/0031`): products, reads and conversion
 //! overlap little, since two to four warps of a scheduler wait for each other's stages.
 
 use crate::cuda::Caps;
@@ -33,6 +33,9 @@ const JOIN: usize = 9700;
 /// Bytes that a multiprocessor has of shared memory and of the second-level cache in a clock.
 const SHARED: usize = 128;
 const BYTES: usize = 56;
+
+/// Warpgroups from which on a multiprocessor has no more to do at a time.
+const WARPGROUPS: usize = 2;
 
 /// Clocks of converting a strip of a unit.
 const CONVERSION: usize = 70;
@@ -111,7 +114,8 @@ fn times(config: Config, form: &Form, sizes: Sizes, caps: &Caps) -> [usize; 2] {
     let most = config.workers(form.atom, form.out, caps) / multiprocessors;
     let (together, rounds) =
         (tiles.div_ceil(multiprocessors).clamp(1, most), tiles.div_ceil(most * multiprocessors).max(1));
-    let whole = rounds.saturating_mul(sizes.steps * together * unit + TILE);
+    let busy = together.max(WARPGROUPS.div_ceil(config.warpgroups));
+    let whole = rounds.saturating_mul(sizes.steps * busy * unit + TILE);
     let cut = tiles.saturating_mul(sizes.steps * unit + TILE / most).div_ceil(multiprocessors) + TILE + JOIN;
     [whole, cut]
 }
