@@ -158,11 +158,15 @@ fn text(root: &Path) -> Result<String, String> {
     });
     out += &table("format", CPUS.iter().map(|(name, _)| *name), rows.collect());
 
-    for (title, y) in [("x and y in f16", Float::F16), ("x in f16, y in f32, as in a model", Float::F32)] {
+    for (title, [x, y]) in [
+        ("x and y in f16", [Float::F16; 2]),
+        ("x in f16, y in f32, as in a model", [Float::F16, Float::F32]),
+        ("x and y in f32", [Float::F32; 2]),
+    ] {
         write!(out, "\n## Products on GPUs: {title}\n\nn = {n}, k = {k}, cuBLASLt there.\n")
             .map_err(|e| e.to_string())?;
         let rows = formats.iter().map(|&format| {
-            let cell = |(_, gpu): (&str, Caps)| by_rows(|m| products(gpu)(&problem(format, Float::F16, y, m)));
+            let cell = |(_, gpu): (&str, Caps)| by_rows(|m| products(gpu)(&problem(format, x, y, m)));
             (format.to_string(), gpus().map(cell).into())
         });
         out += &table("format", gpus().map(|(name, _)| name).into_iter(), rows.collect());
