@@ -167,7 +167,7 @@ mod tests {
                     let of_run = if cut.form == Form::Few { PIECE } else { share };
                     assert_eq!(cut.runs * of_run, len, "{cut:?}");
                     assert!(!cut.vectors || of_run % PIECE == 0, "{cut:?}");
-                    assert!(cut.form != Form::Few || PIECE % share == 0, "{cut:?}");
+                    assert!(cut.form != Form::Few || PIECE.is_multiple_of(share), "{cut:?}");
                     assert!(cut.blocks() * (THREADS / cut.lanes) >= cut.runs, "{cut:?}");
                     assert!(cut.blocks() <= len.div_ceil(THREADS), "{cut:?}");
                 }
