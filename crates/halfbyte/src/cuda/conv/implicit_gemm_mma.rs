@@ -3,7 +3,7 @@
 //!
 //! Rows of the product are output pixels. One launch computes all groups of the convolution: their outputs lie one below the other
 //! in the weight, those of each filled up to whole strips of 64. Images that the kernel does not read where they lie are copied into
-//! the workspace as halfs ([`crate::cuda::halfs`]): f32, and what is quantised on the fly, as three images in bf16 whose sum they are,
+//! the workspace as halfs (`cuda/halfs.cu`): f32, and what is quantised on the fly, as three images in bf16 whose sum they are,
 //! over each of which k runs; and channels that are no multiple of 8, filled up.
 
 pub mod config;
