@@ -443,9 +443,11 @@ fn the_choice_is_pure_and_explained() {
             reason(&caps("sm_75", true), &other, layout).contains("multiplies x in f16 or f32 on sm_75; x is bf16")
         );
         assert!(reason(&caps("sm_70", true), &other, layout).contains("is not written for sm_70"));
-        // Weights in f32 are not rounded.
+        // Weights in f32 are not rounded, and tensor cores multiply f32 from sm_80 on.
         let short = Problem { k: 300, ..problem("w4a16-g128", Float::F32, many) };
-        assert_eq!(chosen(&hopper, &short, Some(layout)), NAME);
+        let expected = if layout == "cuda_wna16" { "wna16_split" } else { NAME };
+        assert_eq!(chosen(&hopper, &short, Some(layout)), expected);
+        assert_eq!(chosen(&caps("sm_75", true), &short, Some(layout)), NAME);
     }
     // Weights are packed for another kernel, never for this.
     for name in FORMATS.iter().filter(|name| !parse(name).act.is_quantized()) {

@@ -145,6 +145,10 @@ impl Config {
         let room = match self.warpgroups {
             1 => {
                 self.blocks *= 2;
+                // Small groups keep their zero points beside 32 tokens.
+                if self.tokens == 32 && self.blocks == 4 && matches!(atom.group, 16 | 32 | 64) {
+                    self.blocks = 3;
+                }
                 // Beside 64 tokens a scale a row leaves registers for three, of 4 bits one for 128 columns, too.
                 let few = atom.group == 0 || atom.group == 128 && atom.field_bits() == 4 && !atom.is_wide();
                 if self.tokens == 64 && self.strips == 1 && few {
