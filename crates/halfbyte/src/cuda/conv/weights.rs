@@ -244,7 +244,10 @@ impl<'a> Place<'a> {
         if let Some((w, columns)) = implicit_gemm_rows_sm90::weight(&unpacked)?.filter(held) {
             return Ok(Place::Fragments(w, columns));
         }
+        // Patches of exact f32 would be split once they are made, which takes longer than windows on images that are.
+        let is_split = x == Float::F32 && !format.act.is_quantized();
         if im2col_gemm::is_served(geometry)
+            && !is_split
             && let Some(wider) = im2col_gemm::weight(w, format, geometry)?
             && layout(&wider) == Some(im2col_gemm::LAYOUT)
         {

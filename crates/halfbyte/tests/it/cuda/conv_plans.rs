@@ -217,6 +217,11 @@ fn a_weight_says_before_it_is_packed_where_it_would_lie() {
     assert_eq!([of("w4a8-g64-si8", wide, 90), of("w4a8-g64-si8", wide, 75)], ["cuda_wna16_groups", "cuda_plain"]);
     let grouped = Geometry { groups: 2, ..wide };
     assert_eq!([of("w4a16", grouped, 90), of("w8a8", grouped, 80), of("w4a16", grouped, 75)], ["cuda_wna16_groups"; 3]);
+    // f32 is for windows, also where channels are filled up; without bf16 on tensor cores for ordinary threads.
+    for geometry in [wide, narrow] {
+        let of = |number| layout_of(&caps(number), Some(parse("w8a16")), &geometry, Float::F32).unwrap();
+        assert_eq!([75, 80, 90].map(of), ["cuda_plain", "cuda_wna16_groups", "cuda_wna16_groups"]);
+    }
     assert_eq!([of("w8a8", grouped, 75), of("w4a16", Geometry { groups: 64, ..wide }, 90)], ["cuda_plain"; 2]);
     assert!(layout_of(&caps(90), Some(parse("w4a16-g9")), &wide, Float::F16).is_err());
 }

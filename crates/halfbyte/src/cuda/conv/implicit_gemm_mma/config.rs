@@ -5,12 +5,15 @@
 //!
 //! ```text
 //! unit  = products + reads of shared memory + conversion of W, or the bytes of W and x from the second-level cache
-//! whole = rounds · (units · blocks together · unit + TILE)                          every tile by one block; a warpgroup alone takes twice its time
+//! whole = rounds · (units · blocks together · unit + TILE)        every tile by one block
 //! cut   = tiles · (units · unit + TILE / blocks together) / multiprocessors + TILE + JOIN
 //! ```
 //!
-//! Its constants come from 60 times of five layers in groups on an H200, and were tried on twelve drawn at random (`docs/decisions/0031`): products, reads and conversion
-//! overlap little, since two to four warps of a scheduler wait for each other's stages.
+//! A warpgroup alone on a multiprocessor takes twice its time.
+//!
+//! Its constants come from 60 times of five layers in groups on an H200, and were tried on twelve drawn at random
+//! (`docs/decisions/0031`): products, reads and conversion overlap little, since two to four warps of a scheduler wait for each
+//! other's stages.
 
 use crate::cuda::Caps;
 use crate::cuda::matmul::wna16_mma::config::{Config, pieces, schedule};
