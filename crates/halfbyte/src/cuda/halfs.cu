@@ -74,11 +74,7 @@ template <bool OFFSET> __global__ void __launch_bounds__(256) quantized_halfs(co
 #pragma unroll
     for (u32 c = first; c < first + PIECE; c++)
       if (c < p.share) range = joined(range, range_of_one(load_float(p.x, (u64)run * p.share + c, p.x_type)));
-  for (u32 apart = p.lanes / 2; apart > 0; apart /= 2)
-    range =
-        joined(range, {__shfl_xor_sync(0xffffffffu, range.low, apart), __shfl_xor_sync(0xffffffffu, range.high, apart),
-                       __shfl_xor_sync(0xffffffffu, (int)range.finite, apart) != 0});
-  const Rule rule = rule_of<OFFSET>(range);
+  const Rule rule = rule_of<OFFSET>(joined_lanes(range, p.lanes));
   if (!there) return;
 #pragma unroll 1
   for (u32 first = PIECE * lane; first < p.share; first += PIECE * p.lanes) {

@@ -56,6 +56,7 @@ pub const HEADERS: &[Source] = headers![
     "hopper.cuh"
     "image_rows.cuh"
     "images.cuh"
+    "int8_layer.cuh"
     "int8_quads.cuh"
     "multiples.cuh"
     "output_function.cuh"

@@ -76,11 +76,7 @@ template <bool OFFSET> DEV void quantize_lanes(const Params& p, u64 run, u32 lan
     for (u32 e = 0; e < PIECE; e++)
       if (first + e < p.share) range = joined(range, range_of_one(v[e]));
   }
-  for (u32 apart = p.lanes / 2; apart > 0; apart /= 2)
-    range =
-        joined(range, {__shfl_xor_sync(0xffffffffu, range.low, apart), __shfl_xor_sync(0xffffffffu, range.high, apart),
-                       __shfl_xor_sync(0xffffffffu, int(range.finite), apart) != 0});
-  const Rule rule = rule_of<OFFSET>(range);
+  const Rule rule = rule_of<OFFSET>(joined_lanes(range, p.lanes));
   if (!there) return;
 #pragma unroll 1
   for (u32 first = PIECE * lane; first < p.share; first += PIECE * p.lanes) {

@@ -15,6 +15,14 @@ DEV Range range_of_none() { return {__uint_as_float(0x7f800000), __uint_as_float
 DEV Range range_of_one(float v) { return {v, v, fabsf(v) < __uint_as_float(0x7f800000)}; }
 DEV Range joined(Range a, Range b) { return {fminf(a.low, b.low), fmaxf(a.high, b.high), a.finite && b.finite}; }
 
+// Of as many neighbouring lanes, a power of two, of a whole warp.
+DEV Range joined_lanes(Range r, u32 lanes) {
+  for (u32 apart = lanes / 2; apart > 0; apart /= 2)
+    r = joined(r, {__shfl_xor_sync(0xffffffffu, r.low, apart), __shfl_xor_sync(0xffffffffu, r.high, apart),
+                   __shfl_xor_sync(0xffffffffu, int(r.finite), apart) != 0});
+  return r;
+}
+
 // What takes x to its code.
 struct Rule {
   float scale, offset, base, inverse;

@@ -9,10 +9,8 @@
 //   the block keeps the quads of its outputs in shared memory: four bytes for dp4a; with zero points the 16 bits of
 //       code - zero, two by two, for dp2a
 //   sum = x . (W - zeros)^T + constant; what is not there is the zero point of x, which the constant takes off
-#include "floats.cuh"
-
-#include "activation.cuh"
 #include "early_launch.cuh"
+#include "int8_layer.cuh"
 #include "int8_quads.cuh"
 #include "requantize.cuh"
 #include "windows.cuh"
@@ -34,22 +32,11 @@ constexpr int CHUNK_STEPS = CHUNK / QUADS;
 static_assert(C == 1 || C == 2 || C == 4 || C == 8, "channels of a group");
 
 // As `Arguments` in int8_depthwise.rs.
-struct Arguments {
-  const u8* x;  // images, pixel by pixel
-  const u8* w;  // packed weights
-  const int* constants;  // [n]
-  const int* zeros;  // [n], of ZEROS
-  const float* multipliers;  // [n]
-  const float* float_bias;  // [n], or null
-  void* y;  // [m][n]
+struct Arguments : LayerArguments {
   int m;  // output pixels
   int slots;  // of a block
   int steps, atoms;  // along the columns of an output
   int height, width;  // of an image of x
-  int x_zero, y_zero;
-  float low, high;  // clamp, less the zero point of y; of FLOATS those of CLAMP
-  FloatType y_type;
-  Activation activation;
   Windows windows;
 };
 

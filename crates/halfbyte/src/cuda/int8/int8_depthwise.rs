@@ -2,11 +2,11 @@
 //! `int8_depthwise.cu`.
 
 use super::int8_depthwise_rows::{self, Rows};
-use super::{Call, Int8, Kernel, Place, Problem, Rounding, check_addresses, fits_31_bits};
+use super::layer::LayerArguments;
+use super::{Call, Int8, Kernel, Place, Problem, check_addresses, fits_31_bits};
 use crate::cuda::conv::windows::Windows;
 use crate::cuda::dispatch::{About, Bind, Configured};
-use crate::cuda::driver::{Buffer, Launch, Stream};
-use crate::cuda::matmul::float_type;
+use crate::cuda::driver::{Launch, Stream};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
@@ -92,22 +92,13 @@ impl Kind {
 parameters! {
     /// `Arguments` of the source.
     struct Arguments {
-        x: u64,
-        w: u64,
-        constants: u64,
-        zeros: u64,
-        multipliers: u64,
-        float_bias: u64,
-        y: u64,
+        layer: Flat<LayerArguments>,
         m: i32,
         slots: i32,
         steps: i32,
         atoms: i32,
         height: i32,
         width: i32,
-        rounding: Flat<Rounding>,
-        y_type: u32,
-        activation: u32,
         windows: Windows,
     }
 }
@@ -179,24 +170,14 @@ impl Configured<Int8> for Depthwise {
         let (shape, layer, kind) = (&self.problem.shape, call.layer, self.kind);
         let (g, y) = (shape.geometry(), Place::of(&call.y));
         check_addresses(NAME, [call.x.pointer(), y.address])?;
-        let (activation, rounding) = layer.function(y.floats.is_some());
         let arguments = Arguments {
-            x: call.x.pointer(),
-            w: layer.codes.pointer(),
-            constants: layer.constants.pointer(),
-            zeros: layer.zeros.as_ref().map_or(0, Buffer::pointer),
-            multipliers: layer.scales.pointer(),
-            float_bias: layer.float_bias.as_ref().map_or(0, Buffer::pointer),
-            y: y.address,
+            layer: Flat(layer.arguments(call.x, y)),
             m: shape.output_pixels() as i32,
             slots: self.slots as i32,
             steps: g.k().div_ceil(kind.columns()) as i32,
             atoms: g.k().div_ceil(STEP) as i32,
             height: shape.input()[0] as i32,
             width: shape.input()[1] as i32,
-            rounding: Flat(rounding),
-            y_type: y.floats.map_or(0, float_type),
-            activation,
             windows: Windows::new(shape, g.channels()),
         };
         let [tiles, rows] = self.grid().map(|size| size as u32);

@@ -13,10 +13,8 @@
 //       sums[row][pixel][output] += term[output] . word of the pixel's column
 //
 // SIDE: 3, a kernel of 3 x 3; 0: of any size, of groups of one channel.  STRIDE: across; of 2 a span has one row.
-#include "floats.cuh"
-
-#include "activation.cuh"
 #include "early_launch.cuh"
+#include "int8_layer.cuh"
 #include "int8_quads.cuh"
 #include "requantize.cuh"
 #include "windows.cuh"
@@ -49,14 +47,7 @@ struct Place {
 };
 
 // As `Arguments` in int8_depthwise_rows.rs.
-struct Arguments {
-  const u8* x;  // images, pixel by pixel
-  const u8* w;  // packed weights
-  const int* constants;  // [n]
-  const int* zeros;  // [n], of ZEROS
-  const float* multipliers;  // [n]
-  const float* float_bias;  // [n], or null
-  void* y;  // [m][n]
+struct Arguments : LayerArguments {
   u32 lanes;  // fours of channels of a tile
   int steps;  // of a block
   int spans;  // of all images
@@ -65,10 +56,6 @@ struct Arguments {
   int bands;
   int atoms;  // along the columns of an output
   int height, width;  // of an image of x
-  int x_zero, y_zero;
-  float low, high;  // clamp, less the zero point of y; of FLOATS those of CLAMP
-  FloatType y_type;
-  Activation activation;
   Windows windows;
 };
 
@@ -248,22 +235,6 @@ DEV void multiply_band(const Arguments& g, const Span& span, int band, const uin
     }
 }
 
-// Four floats of a pixel.
-DEV void store_four(void* to, u64 at, const float (&v)[4], FloatType type) {
-  if (type == F32) {
-    *(float4*)((float*)to + at) = make_float4(v[0], v[1], v[2], v[3]);
-    return;
-  }
-  u32 words[2];
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const float a = v[2 * i], b = v[2 * i + 1];
-    const u32 low = type == F16 ? half_of_float(a) : bfloat_of_float(a);
-    words[i] = low | (u32)(type == F16 ? half_of_float(b) : bfloat_of_float(b)) << 16;
-  }
-  *(uint2*)((u16*)to + at) = make_uint2(words[0], words[1]);
-}
-
 // What the four outputs of a thread have in common in all pixels.
 struct Outputs {
   int constants[4];
@@ -303,7 +274,7 @@ DEV void store_floats(const Arguments& g, const Span& span, u32 channel, Sums& s
     const int row = span.y_row + turn / PIXELS, column = span.y_column + turn % PIXELS;
     if (row >= size.rows || column >= size.columns) continue;
     const u64 pixel = ((u32)span.image * size.rows + row) * size.columns + column;
-    store_four(g.y, pixel * g.windows.pitch + channel, v, g.y_type);
+    store_four(g.y, pixel * g.windows.pitch + channel, make_float4(v[0], v[1], v[2], v[3]), g.y_type, 4, true);
   }
 }
 

@@ -2,13 +2,13 @@
 //! `int8_depthwise_rows.cu`.
 
 use super::int8_depthwise::{Kind, NAME};
-use super::{Call, Int8, Place, Problem, Rounding, check_addresses};
+use super::layer::LayerArguments;
+use super::{Call, Int8, Place, Problem, check_addresses};
 use crate::conv::Geometry;
 use crate::cuda::Gpu;
 use crate::cuda::conv::windows::Windows;
 use crate::cuda::dispatch::Configured;
-use crate::cuda::driver::{Buffer, Launch, Stream};
-use crate::cuda::matmul::float_type;
+use crate::cuda::driver::{Launch, Stream};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
@@ -109,13 +109,7 @@ type Spans = [i32; 3];
 parameters! {
     /// `Arguments` of the source.
     struct Arguments {
-        x: u64,
-        w: u64,
-        constants: u64,
-        zeros: u64,
-        multipliers: u64,
-        float_bias: u64,
-        y: u64,
+        layer: Flat<LayerArguments>,
         lanes: u32,
         steps: i32,
         spans: i32,
@@ -126,9 +120,6 @@ parameters! {
         atoms: i32,
         height: i32,
         width: i32,
-        rounding: Flat<Rounding>,
-        y_type: u32,
-        activation: u32,
         windows: Windows,
     }
 }
@@ -210,15 +201,8 @@ impl Configured<Int8> for Rows {
         let (shape, layer, cut, form) = (&self.problem.shape, call.layer, &self.cut, self.form);
         let (g, y) = (shape.geometry(), Place::of(&call.y));
         check_addresses(NAME, [call.x.pointer(), y.address])?;
-        let (activation, rounding) = layer.function(y.floats.is_some());
         let arguments = Arguments {
-            x: call.x.pointer(),
-            w: layer.codes.pointer(),
-            constants: layer.constants.pointer(),
-            zeros: layer.zeros.as_ref().map_or(0, Buffer::pointer),
-            multipliers: layer.scales.pointer(),
-            float_bias: layer.float_bias.as_ref().map_or(0, Buffer::pointer),
-            y: y.address,
+            layer: Flat(layer.arguments(call.x, y)),
             lanes: cut.lanes as u32,
             steps: cut.steps as i32,
             spans: cut.spans as i32,
@@ -229,9 +213,6 @@ impl Configured<Int8> for Rows {
             atoms: g.k().div_ceil(STEP) as i32,
             height: shape.input()[0] as i32,
             width: shape.input()[1] as i32,
-            rounding: Flat(rounding),
-            y_type: y.floats.map_or(0, float_type),
-            activation,
             windows: Windows::new(shape, g.channels()),
         };
         let launch = Launch {

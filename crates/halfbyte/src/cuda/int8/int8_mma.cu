@@ -13,9 +13,7 @@
 //   ZEROS: less zero of the output * sum of (x - zero of x) over the columns.  What is not there is the zero point of x
 //       and counts for nothing.  A thread sums the pieces that it brings.
 //   epilogue: requantise, or floats; codes, or sums, go through shared memory, 64 outputs of a pixel side by side
-#include "floats.cuh"
-
-#include "activation.cuh"
+#include "int8_layer.cuh"
 #include "requantize.cuh"
 #include "windows.cuh"
 
@@ -37,22 +35,11 @@ static_assert(STAGES >= 2 && STRIPS * NT * 64 <= STAGES * STAGE, "a ring that ha
 static_assert(NT * (PITCH + 1) * 4 <= STAGES * STAGE, "and for the sums of a strip, and of pixels");
 
 // As `Arguments` in int8_mma.rs.
-struct Arguments {
-  const u8* x;  // images, pixel by pixel
-  const u8* w;  // packed weights
-  const int* constants;  // [n]
-  const int* zeros;  // [n], of ZEROS
-  const float* multipliers;  // [n]
-  const float* float_bias;  // [n], or null
-  void* y;  // [m][n]
+struct Arguments : LayerArguments {
   int m, outputs;  // outputs: of a group
   int steps;  // atoms along k
   int rows;  // tiles along the outputs of a group
   int height, width, pixel;  // of an image of x; bytes of a pixel
-  int x_zero, y_zero;
-  float low, high;  // clamp, less the zero point of y; of FLOATS those of CLAMP
-  FloatType y_type;
-  Activation activation;
   int padding;  // of this struct
   Windows windows;
 };

@@ -1,12 +1,12 @@
 //! GEMM and implicit GEMM of bytes on every processor from sm_75 on: launches of `int8_mma.cu`, x as windows on images whose
 //! pixels have a multiple of 16 channels of a group.
 
-use super::{Call, Int8, Kernel, Layer, Place, Problem, Rounding, check_addresses, fits_31_bits};
+use super::layer::LayerArguments;
+use super::{Call, Int8, Kernel, Layer, Place, Problem, check_addresses, fits_31_bits};
 use crate::conv::{Conv2dShape, Geometry};
 use crate::cuda::conv::windows::{self, Windows};
 use crate::cuda::dispatch::Configured;
-use crate::cuda::driver::{Buffer, Launch, Stream, View};
-use crate::cuda::matmul::float_type;
+use crate::cuda::driver::{Launch, Stream, View};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu};
@@ -150,13 +150,7 @@ fn stages(arch: Arch) -> usize {
 parameters! {
     /// `Arguments` of the source.
     struct Arguments {
-        x: u64,
-        w: u64,
-        constants: u64,
-        zeros: u64,
-        multipliers: u64,
-        float_bias: u64,
-        y: u64,
+        layer: Flat<LayerArguments>,
         m: i32,
         outputs: i32,
         steps: i32,
@@ -164,9 +158,6 @@ parameters! {
         height: i32,
         width: i32,
         pixel: i32,
-        rounding: Flat<Rounding>,
-        y_type: u32,
-        activation: u32,
         padding: u32,
         windows: Windows,
     }
@@ -217,15 +208,8 @@ impl Implicit {
         let (shape, config) = (&self.shape, self.config);
         let g: &Geometry = shape.geometry();
         check_addresses(NAME, [x.pointer(), y.address])?;
-        let (function, rounding) = layer.function(y.floats.is_some());
         let arguments = Arguments {
-            x: x.pointer(),
-            w: layer.codes.pointer(),
-            constants: layer.constants.pointer(),
-            zeros: layer.zeros.as_ref().map_or(0, Buffer::pointer),
-            multipliers: layer.scales.pointer(),
-            float_bias: layer.float_bias.as_ref().map_or(0, Buffer::pointer),
-            y: y.address,
+            layer: Flat(layer.arguments(x, y)),
             m: shape.output_pixels() as i32,
             outputs: g.outputs() as i32,
             steps: g.k().div_ceil(STEP) as i32,
@@ -233,9 +217,6 @@ impl Implicit {
             height: shape.input()[0] as i32,
             width: shape.input()[1] as i32,
             pixel: g.ci as i32,
-            rounding: Flat(rounding),
-            y_type: y.floats.map_or(0, float_type),
-            activation: function,
             padding: 0,
             windows: Windows::new(shape, g.channels()),
         };

@@ -1,11 +1,12 @@
 //! A layer of bytes on a device: the packed weight, and what its sums become.
 
-use super::{Int8, OP, Rounding, int8_direct_sm90};
+use super::{Int8, OP, Place, Rounding, int8_direct_sm90};
 use crate::conv::Geometry;
 use crate::cuda::Gpu;
 use crate::cuda::dispatch::Plans;
-use crate::cuda::driver::{Buffer, Stream};
-use crate::cuda::matmul::activation;
+use crate::cuda::driver::{Buffer, Stream, View};
+use crate::cuda::matmul::{activation, float_type};
+use crate::cuda::parameters::{Flat, parameters};
 use crate::error::{Error, Result};
 use crate::format::int8::{Affine, Int8Weight, multiplier};
 use crate::kernel::Activation;
@@ -187,6 +188,23 @@ impl Layer {
         (function, if floats { Rounding { low, high, ..self.rounding() } } else { self.rounding() })
     }
 
+    /// What kernels are told of it, with x and y where they are.
+    pub(super) fn arguments(&self, x: View<'_, u8>, y: Place) -> LayerArguments {
+        let (activation, rounding) = self.function(y.floats.is_some());
+        LayerArguments {
+            x: x.pointer(),
+            w: self.codes.pointer(),
+            constants: self.constants.pointer(),
+            zeros: self.zeros.as_ref().map_or(0, Buffer::pointer),
+            multipliers: self.scales.pointer(),
+            float_bias: self.float_bias.as_ref().map_or(0, Buffer::pointer),
+            y: y.address,
+            rounding: Flat(rounding),
+            y_type: y.floats.map_or(0, float_type),
+            activation,
+        }
+    }
+
     /// Bytes that the packed weight takes, without what stands beside it for each output.
     pub fn bytes(&self) -> usize {
         self.codes.bytes()
@@ -208,6 +226,22 @@ impl Layer {
             plans: Plans::default(),
             ..*self
         })
+    }
+}
+
+parameters! {
+    /// As in `include/int8_layer.cuh`.
+    pub(super) struct LayerArguments {
+        x: u64,
+        w: u64,
+        constants: u64,
+        zeros: u64,
+        multipliers: u64,
+        float_bias: u64,
+        y: u64,
+        rounding: Flat<Rounding>,
+        y_type: u32,
+        activation: u32,
     }
 }
 
