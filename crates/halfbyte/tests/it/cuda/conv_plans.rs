@@ -2,7 +2,7 @@
 
 use super::convolutions::{TYPES, caps, implicit_cases, kernel};
 use crate::conv::{LAYOUTS, cases};
-use crate::data::parse;
+use crate::data::{Random, parse};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cuda::conv::{KERNELS, Plan, Problem, layout_of};
 use halfbyte::cuda::sources::{Arch, Instance};
@@ -224,4 +224,49 @@ fn a_weight_says_before_it_is_packed_where_it_would_lie() {
     }
     assert_eq!([of("w8a8", grouped, 75), of("w4a16", Geometry { groups: 64, ..wide }, 90)], ["cuda_plain"; 2]);
     assert!(layout_of(&caps(90), Some(parse("w4a16-g9")), &wide, Float::F16).is_err());
+}
+
+/// Sizes of every magnitude: a kernel computes them or says why not, and so does the whole table.
+#[test]
+fn layers_drawn_at_random_are_planned_or_refused() {
+    let mut random = Random(83);
+    let formats =
+        ["w4a16", "w8a16-asym", "w4a16-g32-float", "w3a16-g16", "w8a8", "w4a8-g32-asym-xasym", "w4a8-g64-si8"];
+    let mut chosen = HashSet::new();
+    for turn in 0..4000 {
+        let mut of = |choices: &[usize]| choices[random.below(choices.len())];
+        let groups = of(&[1, 1, 2, 3, 8, 64, 1000]);
+        let channels = of(&[1, 2, 3, 4, 8, 12, 16, 24, 32, 64, 96, 200]);
+        let outputs = of(&[channels, 1, 5, 32, 64, 130]);
+        let kernel = [of(&[1, 2, 3, 5, 31]), of(&[1, 3, 7, 90])];
+        let geometry = Geometry {
+            groups,
+            stride: [of(&[1, 2, 9, 1 << 20]), of(&[1, 2, 5])],
+            padding: [of(&[0, 1, 3, 200, 1 << 30]), of(&[0, 1, 2]), of(&[0, 1]), of(&[0, 1, 100])],
+            dilation: [of(&[1, 2, 300, 1 << 28]), of(&[1, 1, 3])],
+            ..Geometry::new(groups * channels, groups * outputs, kernel)
+        };
+        let geometry = if turn % 9 == 0 { Geometry::new(channels, outputs, [1, 1]) } else { geometry };
+        let (batch, size) = (of(&[0, 1, 3, 32, 1 << 20]), [of(&[1, 7, 56, 1 << 16]), of(&[1, 9, 224])]);
+        let layouts = [LAYOUTS[of(&[0, 1, 1])], LAYOUTS[of(&[0, 1, 1])]];
+        let (x, y, number) = (TYPES[of(&[0, 1, 2])], TYPES[of(&[0, 1, 2])], of(&[75, 80, 90]) as u32);
+        let format = parse(formats[turn % formats.len()]);
+        let Ok(shape) = Conv2dShape::new(geometry, batch, size) else { continue };
+        // Where a weight would lie is told by one of its size.
+        if geometry.co * geometry.k() > 1 << 20 {
+            continue;
+        }
+        let caps = caps(number);
+        let Ok(packed) = layout_of(&caps, Some(format), &geometry, x) else { continue };
+        let problem = Problem { format: Some(format), shape, x, y, layouts, packed };
+        let all = Plan::explain(&caps, &problem);
+        assert!(all.iter().all(|(_, why)| why.as_ref().is_none_or(|why| !why.0.is_empty())), "{problem}");
+        if let Ok(plan) = Plan::of(&caps, &problem) {
+            assert!(!plan.instances().is_empty() && plan.workspace_bytes() < 1 << 50, "{plan:?}");
+            chosen.insert(plan.kernel().name);
+        }
+    }
+    for kernel in KERNELS.iter() {
+        assert!(chosen.contains(kernel.name), "{} was never chosen: {chosen:?}", kernel.name);
+    }
 }
