@@ -1,6 +1,7 @@
 //! `cargo xtask sweeps`: what `bench matmul --sweep --json` has measured, as the lines of `tests/it/cuda/sweeps`.
 
 use halfbyte::cuda::matmul::wna16_sm90::config::every;
+use halfbyte::cuda::tiled::Form;
 use halfbyte::layout::cuda_wna16::Atom;
 use halfbyte::{Float, Format};
 use serde_json::Value;
@@ -72,7 +73,7 @@ fn forms(format: &str, y: &str, k: u64) -> Result<HashSet<String>, String> {
     let atom = if atom.scale == Float::F32 { of_halves } else { atom };
     let types = [Float::F16, Float::BF16, Float::F32];
     let y = types.into_iter().find(|of| of.name() == y).ok_or(format!("y: f16, bf16 or f32 was expected, not {y}"))?;
-    Ok(every(atom, y).iter().map(ToString::to_string).collect())
+    Ok(every(&Form::floats(atom, y)).iter().map(ToString::to_string).collect())
 }
 
 #[cfg(test)]

@@ -132,8 +132,8 @@ impl Configured for Slabs {
 /// Whether it is faster than the other kernels of a layout, or why not: a pure function of what was measured on an H200
 /// (`docs/decisions/0008-the-floor.md`).
 ///
-/// Weights for the tensor cores: where `wna16_sm90` serves, of some hundred rows on with scales in f32 or offsets of groups, else never; from 384 on where
-/// `wna16_mma` does; with x in f32 where `wna16_split` does not, else never. Plain weights: always, from one row on.
+/// Weights for the tensor cores: where `wna16_sm90` serves, of some hundred rows on with small groups whose scales or offsets apply to sums, else never; from
+/// 384 on where `wna16_mma` does; with x in f32 where `wna16_split` does not, else never. Plain weights: always, from one row on.
 pub fn pays(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
     if layout != wna16::LAYOUT {
         return match problem.k {
@@ -164,17 +164,28 @@ const CLOCKS_OF_GROUPS: f64 = 5e-4;
 /// The same where codes take the factors of scales in and an atom is scaled once: 1126 and 849 µs in Q4_K itself.
 const CLOCKS_OF_FACTORS: f64 = 2.3e-4;
 
+/// The same for each group in 32 columns, where half scales of another type than x apply to its sums: 1283 and 941 µs in groups of 32,
+/// 1091 in groups of 64. So it is from about 620 rows on in groups of 32 (768 rows: 927 and
+/// 805), 1,230 of 64 (1536 rows: 1494 and 1389) and 2,450 of 128.
+const CLOCKS_OF_SCALES: f64 = 2.8e-4;
+
 /// The share of the memory's bandwidth that weights become floats at.
 const SHARE_OF_BANDWIDTH: f64 = 0.8;
 
 /// Rows from which on it pays on Hopper that weights become floats first: their bytes are read, and written as halfs, in less time than
-/// the other kernel takes for its groups. None: it never does, as with half scales of groups, which apply to weights there too.
+/// the other kernel takes for its groups. None: it never does, as with half scales of the type of x, which apply to weights there too.
 fn least_rows_on_hopper(caps: &Caps, problem: &Problem) -> Option<usize> {
-    let atom = wna16::atom(caps.atom, problem).ok().filter(|atom| atom.is_wide() && (1..128).contains(&atom.group))?;
+    let atom = wna16::atom(caps.atom, problem).ok()?;
+    let longer = match atom.group {
+        0 => return None,
+        group if !atom.is_wide() && problem.x != atom.scale => CLOCKS_OF_SCALES * 32.0 / group as f64,
+        ..128 if atom.takes_factors_in(problem.x) => CLOCKS_OF_FACTORS,
+        ..128 if atom.is_wide() => CLOCKS_OF_GROUPS,
+        _ => return None,
+    };
     const WEIGHTS: usize = STRIP * STEP;
     let known = if caps.memory_mb_per_s > 0 { caps } else { &Caps::H200 };
     let clocks = known.clocks_of_memory(atom.bytes() + 2 * WEIGHTS) / WEIGHTS as f64 / SHARE_OF_BANDWIDTH;
-    let longer = if atom.takes_factors_in(problem.x) { CLOCKS_OF_FACTORS } else { CLOCKS_OF_GROUPS };
     Some((clocks / longer).ceil() as usize)
 }
 

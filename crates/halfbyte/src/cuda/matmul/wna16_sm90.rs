@@ -2,8 +2,8 @@
 //!
 //! Weights are converted in registers and multiplied by `wgmma` or, for few rows, `mma.sync`; TMA and bulk copies bring x and
 //! weights; tiles are cut among all blocks (stream-K) or shared by a cluster (split-K); blocks start while the kernel before ends
-//! (PDL). Products use exact codes and scale the sums of each group. Those of more than 128 rows, with y a half float or where the weight
-//! allows it, use weights that were scaled and rounded to the type of x, once.
+//! (PDL). Products use exact codes and scale the sums of each group; x may be of another type than the scales. Where it is of theirs, and y a
+//! half float or the weight allows it, those of more than 128 rows use weights that were scaled and rounded to that type, once.
 
 mod candidates;
 mod choice;
@@ -44,9 +44,8 @@ pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm90>(
 /// Every configuration for the commonest format, and the others' forms of conversion.
 fn instances(_: Arch) -> Vec<Instance> {
     let atom = Atom::W4_G128;
-    let all = config::all(atom, Float::F16)
-        .into_iter()
-        .map(|c| c.instance(&Form::floats(atom, Float::F16), Activation::None));
+    let usual = Form::floats(atom, Float::F16);
+    let all = config::all(&usual).into_iter().map(|c| c.instance(&usual, Activation::None));
     let of_halves = Atom { scale: Float::F32, multiples: true, ..atom };
     let others = [
         (Atom { scale: Float::BF16, ..atom }, Float::BF16, Activation::Silu),
@@ -68,14 +67,17 @@ fn instances(_: Arch) -> Vec<Instance> {
     ];
     let few = others.into_iter().flat_map(|(atom, out, activation)| {
         let shapes = [[1, 21504, 14336], [64, 4096, 4096], [1024, 21504, 14336]];
-        shapes.map(|shape| config::config(atom, shape, out, &Caps::H200).instance(&Form::floats(atom, out), activation))
+        let form = Form::floats(atom, out);
+        shapes.map(|shape| config::config(&form, shape, &Caps::H200).instance(&form, activation))
     });
     let f32 = Form::floats(atom, Float::F32);
+    let unlike = Form { x: Float::BF16, ..Form::floats(Atom { zero: true, group: 64, ..atom }, Float::F16) };
+    let unlike = [[1, 21504, 14336], [64, 4096, 4096], [1024, 21504, 14336]]
+        .map(|shape| config::config(&unlike, shape, &Caps::H200).instance(&unlike, Activation::None));
     let rounding = Caps { rounded_weights: true, ..Caps::H200 };
     let rounded = [32, 128].into_iter().flat_map(|group| {
-        let atom = Atom { group, ..atom };
-        let config = move |m| config::config(atom, [m, 21504, 14336], Float::F32, &rounding);
-        [200, 1024].map(|m| config(m).instance(&Form::floats(atom, Float::F32), Activation::None))
+        let form = Form::floats(Atom { group, ..atom }, Float::F32);
+        [200, 1024].map(|m| config::config(&form, [m, 21504, 14336], &rounding).instance(&form, Activation::None))
     });
     let forms = [
         Form::floats(atom, Float::F16),
@@ -87,6 +89,7 @@ fn instances(_: Arch) -> Vec<Instance> {
     let others = Form::floats(Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F32);
     all.chain(few)
         .chain(rounded)
+        .chain(unlike)
         .chain(grouped::samples::<Wna16Sm90>(&Caps::H200, &[&forms[..], &[others]].concat()))
         .collect()
 }
@@ -113,17 +116,13 @@ impl Gemm for Wna16Sm90 {
         if problem.x == Float::F32 {
             return Err(Reason("multiplies x in f16 or bf16; x is f32".into()));
         }
-        if form.atom.scale != Float::F32 && problem.x != form.atom.scale {
-            let (scale, x) = (form.atom.scale, problem.x);
-            return Err(Reason(format!("multiplies x of the type of the scales, {scale}; x is {x}")));
-        }
         Ok(form)
     }
 
     fn config(form: &Form, shape: [usize; 3], caps: &Caps, batch_invariant: bool) -> Config {
         match batch_invariant {
-            false => config::config(form.atom, shape, form.out, caps),
-            true => config::batch_invariant(form.atom, shape, form.out, caps),
+            false => config::config(form, shape, caps),
+            true => config::batch_invariant(form, shape, caps),
         }
     }
 
@@ -139,23 +138,23 @@ impl Gemm for Wna16Sm90 {
     }
 
     fn candidates(form: &Form, m: usize, caps: &Caps) -> Vec<Config> {
-        candidates(form.atom, m, form.out, caps)
+        candidates(form, m, caps)
     }
 
     fn allows(form: &Form, config: Config, _: &Caps) -> bool {
-        compiles(config, form.atom, form.out) || config::every(form.atom, form.out).contains(&config)
+        compiles(config, form) || config::every(form).contains(&config)
     }
 
     fn every_config(form: &Form, _: Arch) -> Vec<Config> {
-        config::every(form.atom, form.out)
+        config::every(form)
     }
 
     fn grouped_tiles(form: &Form) -> Vec<usize> {
-        choice::grouped_tiles(form.atom, form.out)
+        choice::grouped_tiles(form)
     }
 
     fn grouped_config(form: &Form, [tokens, ..]: [usize; 3], caps: &Caps) -> (Config, usize) {
-        let config = choice::grouped(form.atom, tokens, form.out);
+        let config = choice::grouped(form, tokens);
         (config, caps.multiprocessors.max(1) as usize * config.blocks)
     }
 

@@ -59,6 +59,9 @@ const INNER: [&Kernel; 2] = [&wna16_sm90::KERNEL, &wna16_mma::KERNEL];
 /// Parts of x, and sums, that lie in memory at a time, unless those of a few rows take more.
 const MOST_BYTES: usize = 128 << 20;
 
+/// Rows of the largest tile whose weights are exact.
+const TILE: usize = 128;
+
 /// Where parts of the workspace begin.
 const ALIGNMENT: usize = 256;
 
@@ -73,10 +76,15 @@ struct Rows {
 }
 
 impl Rows {
-    /// All of them, or a quarter of what memory would hold.
+    /// All of them, or about a quarter of what memory would hold, in whole tiles if it holds some.
     fn of(problem: &Problem) -> Self {
         let (m, most) = (problem.m.max(1), Self::most(problem));
-        let there = if m <= most { m } else { (most / 4 / STEP * STEP).max(STEP) };
+        let tiles = (most / 4).next_multiple_of(TILE);
+        let there = match m {
+            _ if m <= most => m,
+            _ if tiles <= most => tiles,
+            _ => (most / 4 / STEP * STEP).max(STEP),
+        };
         let filled = match there {
             ..=FEW if problem.k.is_multiple_of(PIECE) => there,
             ..=EACH => there.next_multiple_of(FEW),
@@ -110,8 +118,7 @@ fn choose(caps: &Caps, problem: &Problem, batch_invariant: bool) -> Answer<Confi
     }
     let mut why = Reason(format!("is not written for {}", caps.arch));
     for kernel in INNER {
-        // What may be rounded elsewhere is not rounded here.
-        if caps.rounded_weights && kernel.name != wna16_mma::KERNEL.name {
+        if (kernel.rounds_weights)(caps, &problem) {
             continue;
         }
         match kernel.choose(caps, &problem, batch_invariant) {

@@ -1,4 +1,4 @@
-//! Every GPU kernel × format × edge shape against the f64 reference, element by element.
+//! Products on a GPU: what the Hopper kernel is told apart by, and what all kernels have in common.
 
 use super::products::{Bench, TYPES, caps, check, formats_of_atoms, reference_of};
 use super::{gpus, in_child, is_child};
@@ -9,8 +9,7 @@ use halfbyte::cuda::cache::Cache;
 use halfbyte::cuda::compile::Compiler;
 use halfbyte::cuda::driver::{FloatView, FloatViewMut};
 use halfbyte::cuda::matmul::wna16_sm90::{self, config};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel};
-use halfbyte::cuda::sources::Instance;
+use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS};
 use halfbyte::cuda::tiled::{Form, Tile};
 use halfbyte::cuda::{Caps, Gpu, Workspace};
 use halfbyte::format::FORMATS;
@@ -20,74 +19,8 @@ use halfbyte::layout::cuda_wna16::Atom;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// The table and the formats that its kernels are tested with.
-fn cases() -> Vec<(&'static Kernel, String)> {
-    let both = |name: String| KERNELS.iter().map(move |kernel| (kernel, name.clone()));
-    FORMATS.iter().map(|&name| name.to_owned()).flat_map(both).collect()
-}
-
-const SHAPES: &[[usize; 2]] = &[[1, 1], [16, 128], [17, 33], [48, 256], [130, 300], [37, 20], [5, 0], [80, 129]];
 pub(super) const ROWS: &[usize] = &[0, 1, 2, 3, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 129, 256, 300, 1000];
 pub(super) const MOST: usize = 1000;
-
-/// What the cases are computed by.
-fn instances_of_cases(caps: &Caps) -> Vec<Instance> {
-    let mut instances = Vec::new();
-    for (i, (kernel, name)) in cases().into_iter().enumerate() {
-        let format = Some(parse(&name));
-        for (s, &[n, k]) in SHAPES.iter().enumerate() {
-            for (x, (j, &m)) in TYPES.into_iter().flat_map(|x| ROWS.iter().enumerate().map(move |row| (x, row))) {
-                let problem = Problem { format, x, y: TYPES[(i + j + s) % 3], m, n, k };
-                if kernel.supports(caps, &problem).is_ok() {
-                    instances.extend(kernel.instances_of(caps, &problem));
-                }
-            }
-        }
-    }
-    instances.sort_by_cached_key(Instance::to_string);
-    instances.dedup_by_key(|instance| instance.to_string());
-    instances
-}
-
-#[test]
-fn every_kernel_format_and_edge_shape_is_within_the_bound() {
-    for gpu in gpus() {
-        let stream = gpu.stream().unwrap();
-        let served: Vec<_> = KERNELS.iter().filter(|kernel| (kernel.serves)(gpu.caps().arch)).collect();
-        gpu.prepare(&instances_of_cases(&gpu.caps()), |_| ()).unwrap();
-        let (mut random, mut seen) = (Random(1), std::collections::BTreeSet::new());
-        for (i, (kernel, name)) in cases().into_iter().enumerate() {
-            let format = parse(&name);
-            for (s, &[n, k]) in SHAPES.iter().enumerate() {
-                let act_order = (i + s) % 3 == 0;
-                let mut w = random.qtensor(format.weight, [n, k], act_order);
-                if kernel.holds(&(&w).into(), format.act).is_err() {
-                    w = with_zeros_in_bytes(w);
-                }
-                for x_type in TYPES {
-                    let problem = Problem { format: Some(format), x: x_type, y: x_type, m: 1, n, k };
-                    if kernel.supports(&gpu.caps(), &problem).is_err() {
-                        continue;
-                    }
-                    seen.insert(kernel.name);
-                    let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
-                    let x = rounded(&random.activations(MOST * k), x_type);
-                    let reference = reference_of(&x, MOST, &w, format.act);
-                    let bench = Bench::new(kernel, &gpu, &stream);
-                    for (j, &m) in ROWS.iter().enumerate() {
-                        let out = TYPES[(i + j + s) % 3];
-                        let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
-                        let problem = Problem { m, y: out, ..problem };
-                        let what = format!("{}: {problem}, act-order {act_order}", kernel.name);
-                        check(&y, &reference, kernel.bound(&gpu.caps(), &problem), &what);
-                    }
-                }
-            }
-        }
-        let all: Vec<_> = served.iter().map(|kernel| kernel.name).collect();
-        assert!(all.iter().all(|name| seen.contains(name)), "kernels that no case reached: {all:?} but {seen:?}");
-    }
-}
 
 /// The Hopper kernel with the formats and shapes that are its own, each with the configuration that it chooses.
 #[test]
@@ -103,8 +36,8 @@ fn every_form_of_atoms_and_number_of_rows_is_within_the_bound() {
                 let atom = Atom::of(weight, k).unwrap();
                 for &m in &ROWS[1..] {
                     let shape = [m, n, k];
-                    let config = config::config(atom, shape, out, &gpu.caps());
-                    instances.push(config.instance(&Form::floats(atom, out), Activation::None));
+                    let form = Form::floats(atom, out);
+                    instances.push(config::config(&form, shape, &gpu.caps()).instance(&form, Activation::None));
                 }
             }
         }
@@ -151,11 +84,9 @@ fn every_configuration_is_within_the_bound() {
                 let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
                 let x = rounded(&random.activations(most * k), x_type);
                 let reference = reference_of(&x, most, &w, format.act);
-                let configs = config::all(atom, x_type);
-                let instances: Vec<_> = configs
-                    .iter()
-                    .map(|config| config.instance(&Form::floats(atom, x_type), Activation::None))
-                    .collect();
+                let form = Form::floats(atom, x_type);
+                let configs = config::all(&form);
+                let instances: Vec<_> = configs.iter().map(|config| config.instance(&form, Activation::None)).collect();
                 gpu.prepare(&instances, |_| ()).unwrap();
                 for config in configs.into_iter().filter(|config| k.div_ceil(128) >= config.split) {
                     let configuration = Some(config.into());
@@ -362,7 +293,9 @@ fn nan_and_infinity_in_x_reach_y_and_only_their_row() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(6);
         let hopper = KERNELS.iter().map(|kernel| (kernel, "w4a16-g32-asym-sbf16".to_owned()));
-        for (kernel, name) in cases().into_iter().filter(|(_, name)| name.contains("g32")).chain(hopper) {
+        let of_groups = FORMATS.iter().filter(|name| name.contains("g32"));
+        let cases = of_groups.flat_map(|name| KERNELS.iter().map(move |kernel| (kernel, (*name).to_owned())));
+        for (kernel, name) in cases.chain(hopper) {
             let format = parse(&name);
             let w = with_zeros_in_bytes(random.qtensor(format.weight, [33, 96], false));
             let problem = Problem { format: Some(format), x: Float::BF16, y: Float::BF16, m: 20, n: 33, k: 96 };
@@ -435,18 +368,22 @@ fn configurations_fit_the_device() {
         let weight = parse(&name).weight;
         for [n, k] in [[1, 8], [63, 136], [600, 1000], [4096, 4096], [6144, 4096], [21504, 14336], [1 << 20, 256]] {
             let atom = Atom::of(weight, k).unwrap();
-            for (m, out) in (1..=300).chain([512, 1024, 4096, 1 << 20]).flat_map(|m| TYPES.map(|out| (m, out))) {
-                let c = config::config(atom, [m, n, k], out, &Caps::H200);
-                let (what, shared) = (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(&Form::floats(atom, out)));
+            let types = TYPES.into_iter().flat_map(|out| [Float::F16, Float::BF16].map(|x| (x, out)));
+            let forms: Vec<Form> = types.map(|(x, out)| Form { x, ..Form::floats(atom, out) }).collect();
+            let sizes = (1..=300).chain([512, 1024, 4096, 1 << 20]);
+            for (m, form) in sizes.flat_map(|m| forms.iter().map(move |form| (m, form))) {
+                let c = config::config(form, [m, n, k], &Caps::H200);
+                let (what, shared) = (format!("{name} {m} {n} {k}, x {}: {c:?}", form.x), c.shared_bytes(form));
                 assert!(shared <= if c.blocks == 2 { 115_712 } else { 232_448 }, "{what}: {shared} bytes");
                 assert!(c.stages_w >= 2 && c.stages_x >= 2 && c.stages_w.is_multiple_of(c.sets), "{what}");
                 assert!(k.div_ceil(128) >= c.split, "{what}");
-                assert!(!c.early || (m > 128 && out != Float::F32), "{what}: rounds weights");
-                let invariant = config::batch_invariant(atom, [m, n, k], out, &Caps::H200);
-                let one = config::batch_invariant(atom, [1, n, k], out, &Caps::H200);
+                let may_round = m > 128 && form.out != Float::F32 && form.x == atom.scale;
+                assert!(!c.early || may_round, "{what}: rounds weights");
+                let invariant = config::batch_invariant(form, [m, n, k], &Caps::H200);
+                let one = config::batch_invariant(form, [1, n, k], &Caps::H200);
                 assert!(!invariant.early && invariant.split == one.split && invariant.sets == 1, "{what}");
                 for config in [c, invariant] {
-                    assert!(wna16_sm90::compiles(config, atom, out), "{what}: {config}");
+                    assert!(wna16_sm90::compiles(config, form), "{what}: {config}");
                 }
                 let s = config::Schedule::new(c, [m, n, k], 132);
                 let tiles = m.div_ceil(c.tokens) * n.div_ceil(64).div_ceil(c.tile_strips());

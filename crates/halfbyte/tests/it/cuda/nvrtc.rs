@@ -186,7 +186,7 @@ fn candidates_compile_without_spills() {
         (Atom { table: Some(Atom::A_TABLE), group: 32, ..Atom::W4_G128 }, Float::F32),
     ];
     for (atom, out) in atoms {
-        let of = |m| wna16_sm90::candidates(atom, m, out, &Caps { rounded_weights: true, ..Caps::H200 });
+        let of = |m| wna16_sm90::candidates(&Form::floats(atom, out), m, &Caps { rounded_weights: true, ..Caps::H200 });
         let all: Vec<_> = [8, 32, 64, 256].into_iter().flat_map(of).collect();
         assert!(all.len() > if atom.is_wide() { 12 } else { 30 }, "{}", all.len());
         // Some of each kind: the whole takes minutes.
@@ -238,13 +238,12 @@ fn every_choice_compiles_without_spills() {
         let types = match atom.scale {
             Float::F32 if spills => vec![Float::F16],
             Float::F32 => vec![Float::F16, Float::BF16],
-            scale => vec![scale],
+            _ => vec![Float::F16, Float::BF16],
         };
         types.into_iter().map(move |x| Form { x, ..Form::floats(atom, out) })
     });
-    let all: Vec<_> = forms
-        .flat_map(|form| wna16_sm90::config::every(form.atom, form.out).into_iter().map(move |config| (form, config)))
-        .collect();
+    let all: Vec<_> =
+        forms.flat_map(|form| wna16_sm90::config::every(&form).into_iter().map(move |config| (form, config))).collect();
     let spilled: Vec<String> = all
         .par_iter()
         .filter_map(|(form, config)| {

@@ -6,6 +6,7 @@ use crate::data::{Random, parse};
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::matmul::wna16_sm90::config;
 use halfbyte::cuda::matmul::{self, Configuration, KERNELS, Kernel, Plans, every_instance};
+use halfbyte::cuda::tiled::Form;
 use halfbyte::format::FORMATS;
 use halfbyte::kernel::{Activation, Problem};
 use halfbyte::layout::cuda_wna16::Atom;
@@ -176,7 +177,7 @@ fn choices_are_near_the_fastest_that_was_measured() {
         // Scales in f32 were timed as GGUF's K types have them.
         let of_halves = Atom { bits: if atom.bits == 8 { 6 } else { 4 }, multiples: true, ..atom };
         let atom = if atom.scale == Float::F32 { of_halves } else { atom };
-        let chosen = config::config(atom, [m, n, k], y, &caps).to_string();
+        let chosen = config::config(&Form::floats(atom, y), [m, n, k], &caps).to_string();
         let fastest = times.iter().map(|(time, _)| *time).fold(f64::INFINITY, f64::min);
         let of_chosen = times.iter().find(|(_, config)| *config == chosen);
         let (time, _) = of_chosen.unwrap_or_else(|| panic!("{format} {m} {n} {k}: {chosen} was not timed"));

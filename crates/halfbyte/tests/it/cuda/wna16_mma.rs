@@ -1,7 +1,6 @@
 //! The kernel by mma.sync: what the tests of all kernels do not reach.
 
-use super::matmul::{MOST, ROWS};
-use super::products::{Bench, TYPES, WIDE, caps, check, formats_of_atoms, reference_of};
+use super::products::{Bench, TYPES, caps, check, formats_of_atoms, reference_of};
 use super::{gpus, half_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::Float;
@@ -15,49 +14,6 @@ use halfbyte::layout::cuda_wna16::Atom;
 
 fn kernel() -> &'static Kernel {
     KERNELS.iter().find(|kernel| kernel.name == "wna16_mma").unwrap()
-}
-
-/// x of the scales' type and of the other one, for every form of atoms and the configurations that are chosen.
-#[test]
-fn x_of_either_type_meets_scales_of_either_type() {
-    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
-        let stream = gpu.stream().unwrap();
-        let shapes = [[600, 1000], [65, 136], [1, 8], [320, 2568]];
-        let types = TYPES[..2].iter().copied().filter(|&x| gpu.caps().arch.multiplies(x)).collect::<Vec<_>>();
-        let mut instances = Vec::new();
-        let names: Vec<String> = formats_of_atoms().into_iter().chain(WIDE.map(String::from)).collect();
-        for (i, name) in names.iter().enumerate() {
-            for ([n, k], x) in shapes.into_iter().flat_map(|shape| types.iter().map(move |&x| (shape, x))) {
-                let (atom, out) = (Atom::of_any(parse(name).weight, k).unwrap(), TYPES[i % 3]);
-                for &m in &ROWS[1..] {
-                    let config = config::config(atom, [m, n, k], out, &gpu.caps());
-                    instances.push(config.instance(&Form { x, ..Form::floats(atom, out) }, Activation::None));
-                }
-            }
-        }
-        instances.sort_by_key(ToString::to_string);
-        instances.dedup_by_key(|instance| instance.to_string());
-        gpu.prepare(&instances, |_| ()).unwrap();
-        let mut random = Random(11);
-        for (i, name) in names.iter().enumerate() {
-            let (format, out) = (parse(name), TYPES[i % 3]);
-            for (s, [n, k]) in shapes.into_iter().enumerate() {
-                let act_order = (i + s) % 4 == 3;
-                let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));
-                let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
-                for &x_type in &types {
-                    let x = rounded(&random.activations(MOST * k), x_type);
-                    let reference = reference_of(&x, MOST, &w, format.act);
-                    let bench = Bench::new(kernel(), &gpu, &stream);
-                    for &m in ROWS {
-                        let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
-                        let problem = Problem { format: Some(format), x: x_type, y: out, m, n, k };
-                        check(&y, &reference, Bound::new(out, k), &format!("{problem}, act-order {act_order}"));
-                    }
-                }
-            }
-        }
-    }
 }
 
 /// Every configuration, also where another would be chosen, with tiles whole and cut either way.
@@ -197,8 +153,9 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
             assert_eq!(matmul::select(&caps(arch), &problem(x), None).unwrap().name, "wna16_mma", "{arch}");
         }
     }
-    assert_eq!(matmul::select(&caps("sm_90a"), &problem(Float::BF16), None).unwrap().name, "wna16_mma");
-    assert_eq!(matmul::select(&caps("sm_90a"), &problem(Float::F16), None).unwrap().name, "wna16_sm90");
+    for x in [Float::F16, Float::BF16] {
+        assert_eq!(matmul::select(&caps("sm_90a"), &problem(x), None).unwrap().name, "wna16_sm90");
+    }
 }
 
 fn problem(x: Float) -> Problem {

@@ -128,7 +128,7 @@ fn base(tokens: usize, strips: usize, n: usize) -> Config {
 impl Config {
     /// With as many stages as there is room for; those of two sets belong to one of them each.
     fn fitted_to_sets(self, atom: Atom, out: Float) -> Self {
-        let fitted = self.fitted(atom, out);
+        let fitted = self.fitted(&Form::floats(atom, out));
         if self.sets == 1 {
             return fitted;
         }

@@ -4,11 +4,11 @@ use super::choice::{SPLITS, may_round, of_any_tokens, tokens_for};
 use super::config::{self, Config, TWO_BY_TWO, TWO_SETS, most_tokens_of_groups, room};
 use crate::cuda::Caps;
 use crate::cuda::tiled::{Form, Tile};
-use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 
-/// Whether the kernel compiles with a configuration, without spills, for atoms of a form and y of a type.
-pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
+/// Whether the kernel compiles with a configuration, without spills, for a form.
+pub fn compiles(config: Config, form: &Form) -> bool {
+    let atom = form.atom;
     let Config { tokens, strips, sets, wgmma, early, split, blocks, .. } = config;
     let joint = config.joint();
     let sums = strips * tokens;
@@ -47,12 +47,13 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
     let scales = !early || (atom.group > 0 && wgmma);
     let groups = early || !wgmma || matches!(atom.group, 0 | 128) || strips == 1;
     let rings = config.stages_w >= 2.max(sets) && config.stages_x >= 2.max(sets);
-    let fits = config.shared_bytes(&Form::floats(atom, out)) <= room(blocks);
+    let fits = config.shared_bytes(form) <= room(blocks);
     registers && wide && scales && groups && rings && fits && (sets == 1 || split == 1) && (blocks == 1 || joint)
 }
 
 /// Configurations for a number of rows that may be worth measuring, on a device: those that may be chosen, and others.
-pub fn candidates(atom: Atom, m: usize, out: Float, caps: &Caps) -> Vec<Config> {
+pub fn candidates(form: &Form, m: usize, caps: &Caps) -> Vec<Config> {
+    let atom = form.atom;
     let paired = Config { blocks: 2, trigger: 0, ..TWO_BY_TWO };
     let bases = [
         Config { wgmma: false, strips: 1, ..paired },
@@ -62,13 +63,13 @@ pub fn candidates(atom: Atom, m: usize, out: Float, caps: &Caps) -> Vec<Config> 
         TWO_BY_TWO,
         Config { strips: 1, ..TWO_BY_TWO },
     ];
-    let rounding = may_round(atom, out, caps);
+    let rounding = may_round(form, caps);
     let mut all = Vec::new();
     for tokens in tokens_for(m, atom.is_wide()) {
         let others = bases.into_iter().flat_map(|base| SPLITS.map(|split| Config { tokens, split, ..base }));
         for config in of_any_tokens(tokens, atom, rounding).into_iter().chain(others) {
-            let config = config.fitted(atom, out);
-            if compiles(config, atom, out) && !all.contains(&config) {
+            let config = config.fitted(form);
+            if compiles(config, form) && !all.contains(&config) {
                 all.push(config);
             }
         }
@@ -76,14 +77,14 @@ pub fn candidates(atom: Atom, m: usize, out: Float, caps: &Caps) -> Vec<Config> 
     all
 }
 
-/// Configurations for a form of atoms that together are chosen for many shapes on an H200.
-pub fn all(atom: Atom, out: Float) -> Vec<Config> {
+/// Configurations for a form that together are chosen for many shapes on an H200.
+pub fn all(form: &Form) -> Vec<Config> {
     const SHAPES: [[usize; 2]; 7] =
         [[21504, 14336], [4096, 4096], [12288, 4096], [28672, 4096], [6144, 4096], [2048, 2048], [600, 1000]];
     let mut all = Vec::new();
     for m in [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512] {
         for [n, k] in SHAPES {
-            let config = config::config(atom, [m, n, k], out, &Caps::H200);
+            let config = config::config(form, [m, n, k], &Caps::H200);
             if !all.contains(&config) {
                 all.push(config);
             }

@@ -5,6 +5,7 @@ use super::config::{Config, EARLY, LEAST_APART, PAIRED, TWO_BY_TWO, TWO_SETS, mo
 use super::cost::Timed;
 use crate::cuda::Caps;
 use crate::cuda::matmul::plans::{EACH, FEW, STEP as ROWS, settled};
+use crate::cuda::tiled::Form;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
 use std::collections::HashMap;
@@ -21,15 +22,15 @@ const SPLITS_OF_FEW: [usize; 6] = [2, 3, 4, 5, 6, 8];
 /// of a group, and with narrower ones 256 rows take 9 % longer, 1024 rows 8 %. Up to here the cost of exact weights is at most 3 %.
 const MOST_EXACT_ROWS: usize = 128;
 
-/// Whether scales may be applied to weights: where y is as coarse as what that rounds, or the weight allows it. Scales in f32 and
-/// offsets apply to sums only.
-pub(super) fn may_round(atom: Atom, out: Float, caps: &Caps) -> bool {
-    !atom.is_wide() && (out != Float::F32 || caps.rounded_weights)
+/// Whether scales may be applied to weights: where y is as coarse as what that rounds, or the weight allows it. Scales in f32 or of another
+/// type than x, and offsets, apply to sums only.
+pub(super) fn may_round(&Form { atom, x, out, .. }: &Form, caps: &Caps) -> bool {
+    !atom.is_wide() && x == atom.scale && (out != Float::F32 || caps.rounded_weights)
 }
 
 /// Whether weights may be scaled and rounded for so many rows.
-pub(super) fn rounds(atom: Atom, m: usize, out: Float, caps: &Caps) -> bool {
-    atom.group > 0 && m > MOST_EXACT_ROWS && may_round(atom, out, caps)
+pub(super) fn rounds(form: &Form, m: usize, caps: &Caps) -> bool {
+    form.atom.group > 0 && m > MOST_EXACT_ROWS && may_round(form, caps)
 }
 
 /// Rows that one tile should have, if one can: several narrower ones read weights more often, and were slower for all products of 49 to 64
@@ -89,13 +90,11 @@ pub(super) fn of_tokens(tokens: usize, early: bool) -> Vec<Config> {
     }
 }
 
-/// What may be chosen for atoms of a form and y of a type: of that what compiles.
-fn choices(atom: Atom, out: Float) -> impl Iterator<Item = Config> {
-    let rounding = Caps { rounded_weights: true, ..Caps::H200 };
-    let all = TOKENS
-        .into_iter()
-        .flat_map(move |tokens| of_any_tokens(tokens, atom, rounds(atom, usize::MAX, out, &rounding)));
-    all.map(move |config| config.fitted(atom, out)).filter(move |&config| compiles(config, atom, out))
+/// What may be chosen for a form: of that what compiles.
+fn choices(form: &Form) -> impl Iterator<Item = Config> {
+    let rounding = rounds(form, usize::MAX, &Caps { rounded_weights: true, ..Caps::H200 });
+    let all = TOKENS.into_iter().flat_map(move |tokens| of_any_tokens(tokens, form.atom, rounding));
+    all.map(|config| config.fitted(form)).filter(|&config| compiles(config, form))
 }
 
 /// What may be chosen with tiles of so many tokens, where scales may also apply to weights.
@@ -114,12 +113,12 @@ fn rows(m: usize, n: usize, caps: &Caps) -> usize {
 }
 
 /// The configurations for a form, and what their units take, found once.
-fn known(atom: Atom, out: Float) -> Arc<[Timed]> {
-    type Known = HashMap<(Atom, Float), Arc<[Timed]>>;
+fn known(form: &Form) -> Arc<[Timed]> {
+    type Known = HashMap<(Atom, [Float; 2]), Arc<[Timed]>>;
     static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let find = || choices(atom, out).map(|config| Timed::new(config, atom)).collect();
-    Arc::clone(known.entry((atom, out)).or_insert_with(find))
+    let find = || choices(form).map(|config| Timed::new(config, form.atom)).collect();
+    Arc::clone(known.entry((form.atom, [form.x, form.out])).or_insert_with(find))
 }
 
 /// Units of four strips a multiprocessor from which on a product of few rows is a stream of weights.
@@ -142,32 +141,34 @@ fn streaming(atom: Atom, [m, n, k]: [usize; 3], caps: &Caps) -> Option<Config> {
     Some(if waits { TWO_SETS } else { EARLY })
 }
 
-/// The configuration for a shape, for y of a type on a device.
-pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
+/// The configuration for a shape on a device.
+pub fn config(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Config {
+    let atom = form.atom;
     if let Some(config) = streaming(atom, [m, n, k], caps) {
-        return config.fitted(atom, out);
+        return config.fitted(form);
     }
     let (steps, seen) = (k.div_ceil(STEP).max(1), rows(m, n, caps));
     let shape = [seen, n.max(1), k.max(1)];
-    let rounds = rounds(atom, m, out, caps);
+    let rounds = rounds(form, m, caps);
     // Scales in f32 and offsets have fewer forms for few rows. Of many rows plans tell multiples of 32 apart.
     let fits = |tokens: usize| {
         tokens_for(seen, atom.is_wide()).any(|of| of == tokens)
             || atom.is_wide() && tokens == LEAST_APART && seen <= tokens
     };
     let fits = |tokens: usize| fits(tokens) && (m <= EACH || tokens.is_multiple_of(ROWS));
-    let known = known(atom, out);
+    let known = known(form);
     let fitting = known
         .iter()
         .filter(|Timed { config, .. }| fits(config.tokens) && config.split <= steps && (rounds || !config.early));
     let timed = fitting.map(|timed| (timed.config, timed.microseconds(shape, caps)));
     let least = timed.min_by(|(_, one), (_, other)| one.total_cmp(other));
-    least.map_or_else(|| batch_invariant(atom, [m, n, k], out, caps), |(config, _)| config)
+    least.map_or_else(|| batch_invariant(form, [m, n, k], caps), |(config, _)| config)
 }
 
 /// The configuration for a shape with which a row of y has the same bits whatever the number of rows is: exact, with tiles that are
 /// never cut, and shared by a cluster or not as n and k alone tell.
-pub fn batch_invariant(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
+pub fn batch_invariant(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Config {
+    let atom = form.atom;
     let tokens = match m {
         ..=LEAST_APART if atom.is_wide() => LEAST_APART,
         ..=8 => 8,
@@ -179,20 +180,20 @@ pub fn batch_invariant(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Cap
     let config = Config { tokens, strips: 1, trigger: 0, ..TWO_BY_TWO };
     let tiles = n.div_ceil(STRIP).max(1).div_ceil(config.tile_strips());
     let split = if tiles * 2 <= caps.multiprocessors.max(1) as usize { 2 } else { 1 };
-    Config { split: split.min(k.div_ceil(STEP).max(1)), ..config }.fitted(atom, out)
+    Config { split: split.min(k.div_ceil(STEP).max(1)), ..config }.fitted(form)
 }
 
-/// Every configuration that is chosen for a form of atoms, whatever shape and device are, and whether weights may be rounded or not.
-pub fn every(atom: Atom, out: Float) -> Vec<Config> {
-    let mut every: Vec<Config> = choices(atom, out).collect();
+/// Every configuration that is chosen for a form, whatever shape and device are, and whether weights may be rounded or not.
+pub fn every(form: &Form) -> Vec<Config> {
+    let mut every: Vec<Config> = choices(form).collect();
     // What streams take besides.
-    let early = EARLY.fitted(atom, out);
-    if compiles(early, atom, out) && !every.contains(&early) {
+    let early = EARLY.fitted(form);
+    if compiles(early, form) && !every.contains(&early) {
         every.push(early);
     }
     for m in [8, 16, 32, LEAST_APART, 64, 128] {
         for n in [1, usize::MAX >> 1] {
-            let config = batch_invariant(atom, [m, n, usize::MAX >> 1], out, &Caps::H200);
+            let config = batch_invariant(form, [m, n, usize::MAX >> 1], &Caps::H200);
             if !every.contains(&config) {
                 every.push(config);
             }
@@ -202,9 +203,9 @@ pub fn every(atom: Atom, out: Float) -> Vec<Config> {
 }
 
 /// Rows of tiles where there are several weights.
-pub(super) fn grouped_tiles(atom: Atom, out: Float) -> Vec<usize> {
-    let rounds = rounds(atom, usize::MAX, out, &Caps::H200);
-    let most = if rounds || atom.group == 0 { 256 } else { most_tokens_of_groups(atom) };
+pub(super) fn grouped_tiles(form: &Form) -> Vec<usize> {
+    let exact = form.atom.group != 0 && !rounds(form, usize::MAX, &Caps::H200);
+    let most = if exact { most_tokens_of_groups(form.atom) } else { 256 };
     [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256].into_iter().filter(|&tokens| tokens <= most).collect()
 }
 
@@ -213,10 +214,11 @@ pub(super) fn grouped_tiles(atom: Atom, out: Float) -> Vec<usize> {
 const EARLY_OF_SMALL_GROUPS: usize = 64;
 
 /// The configuration for such a tile: tiles are cut among all blocks, two on each multiprocessor for few rows.
-pub(super) fn grouped(atom: Atom, tokens: usize, out: Float) -> Config {
+pub(super) fn grouped(form: &Form, tokens: usize) -> Config {
+    let atom = form.atom;
     // What codes that become bytes are made of takes registers too.
     let widened = atom.field_bits() == 8 && atom.bits < 8;
-    let rounds = rounds(atom, usize::MAX, out, &Caps::H200);
+    let rounds = rounds(form, usize::MAX, &Caps::H200);
     let small_groups = !matches!(atom.group, 0 | 128);
     let config = match tokens {
         9..=16 if widened => Config { tokens, wgmma: false, strips: 1, ..PAIRED },
@@ -235,5 +237,5 @@ pub(super) fn grouped(atom: Atom, tokens: usize, out: Float) -> Config {
         true => config,
         false => Config { strips: 1, tokens: config.tokens.min(most_tokens_of_groups(atom)), ..config },
     };
-    config.fitted(atom, out)
+    config.fitted(form)
 }

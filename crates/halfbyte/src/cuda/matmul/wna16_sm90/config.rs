@@ -111,8 +111,9 @@ impl std::fmt::Display for Config {
 
 impl Config {
     /// With as many stages as there is room for, up to what was found to help.
-    pub(in crate::cuda) fn fitted(mut self, atom: Atom, out: Float) -> Self {
-        let room = room(self.blocks).saturating_sub(self.shared_bytes(&Form::floats(atom, out)));
+    pub(in crate::cuda) fn fitted(mut self, form: &Form) -> Self {
+        let atom = form.atom;
+        let room = room(self.blocks).saturating_sub(self.shared_bytes(form));
         let x = self.boxes * self.tokens * 128 + 16;
         let (w, x) = (self.tile_strips() * atom.bytes() + 16, x + self.bytes_of_sums_of_x(atom));
         if self.joint() {
@@ -230,7 +231,12 @@ impl Tile for Config {
             ("THREADS", self.threads(form)),
             ("SHARED_BYTES", self.shared_bytes(form)),
         ];
-        wna16::instance((&super::SOURCE, "wna16_sm90"), form, activation, config)
+        let instance = wna16::instance((&super::SOURCE, "wna16_sm90"), form, activation, config);
+        match form.atom.scale {
+            Float::F32 => instance,
+            of_x if of_x == form.x => instance,
+            scale => instance.defining("SCALE_BF16", u8::from(scale == Float::BF16)),
+        }
     }
 }
 

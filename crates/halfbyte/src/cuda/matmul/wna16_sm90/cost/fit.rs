@@ -9,6 +9,7 @@ use super::super::candidates::candidates;
 use super::super::config::{Config, LEAST_APART};
 use super::{Machine, Timed, Work, few_rows, many_rows};
 use crate::cuda::Caps;
+use crate::cuda::tiled::Form;
 use crate::format::Format;
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
@@ -51,8 +52,10 @@ fn times(few: bool) -> Vec<Time> {
             let [m, n, k] = [m, n, k].map(|size: &str| size.parse().unwrap());
             let y = [Float::F32, Float::F16, Float::BF16].into_iter().find(|of| of.name() == y).unwrap();
             let atom = Atom::of_any(format.parse::<Format>().unwrap().weight, k).unwrap();
-            let known: Vec<(String, Config)> =
-                candidates(atom, m, y, &caps).into_iter().map(|config| (config.to_string(), config)).collect();
+            let known: Vec<(String, Config)> = candidates(&Form::floats(atom, y), m, &caps)
+                .into_iter()
+                .map(|config| (config.to_string(), config))
+                .collect();
             let first = all.len();
             while let Some(line) = lines.next_if(|line| line.starts_with("  ")) {
                 let (time, name) = line.trim().split_once(' ').unwrap();
