@@ -54,6 +54,8 @@ struct Packing<'a> {
     heights: Vec<usize>,
     places: &'a Places,
     held: Held,
+    /// What is held of each code.
+    of_codes: [u8; 256],
     /// Bits of the codes of files.
     bits: u32,
     k: usize,
@@ -62,7 +64,16 @@ struct Packing<'a> {
 impl<'a> Packing<'a> {
     fn new(isa: Isa, parts: &'a [&'a StoredTensor<'a>], (places, held): (&'a Places, Held)) -> Self {
         let heights = parts.iter().map(|part| part.n()).collect();
-        Self { isa, parts, heights, places, held, bits: parts[0].format().bits, k: parts[0].k() }
+        Self {
+            isa,
+            parts,
+            heights,
+            places,
+            held,
+            of_codes: held.of_codes(),
+            bits: parts[0].format().bits,
+            k: parts[0].k(),
+        }
     }
 
     /// Writes all tiles.
@@ -126,7 +137,7 @@ impl<'a> Packing<'a> {
 
     /// Packs panels by way of bytes.
     fn bytes(&self, rows: std::ops::Range<usize>, out: &mut [u8], room: &mut Room) {
-        let Held { bits, base } = self.held;
+        let Held { bits, base, table } = self.held;
         let per_tile = columns_per_tile(bits);
         let (k, places) = (self.k, self.places.tiles * per_tile);
         let Room { codes, placed, tiles } = room;
@@ -143,10 +154,13 @@ impl<'a> Packing<'a> {
         placed.resize(rows.len().next_multiple_of(PANEL) * places, 0);
         for (placed, codes) in placed.chunks_exact_mut(places).zip(codes.chunks_exact(k)) {
             match &self.places.columns {
-                None => placed.iter_mut().zip(codes).for_each(|(placed, code)| *placed = code.wrapping_sub(base)),
+                None if table.is_none() => {
+                    placed.iter_mut().zip(codes).for_each(|(placed, code)| *placed = code.wrapping_sub(base));
+                }
+                None => placed.iter_mut().zip(codes).for_each(|(placed, &code)| *placed = self.of_codes[code as usize]),
                 Some(columns) => {
                     for (placed, &column) in placed.iter_mut().zip(columns).filter(|&(_, &column)| column != FILLER) {
-                        *placed = codes[column as usize].wrapping_sub(base);
+                        *placed = self.of_codes[codes[column as usize] as usize];
                     }
                 }
             }

@@ -27,7 +27,8 @@
 //! along k of one output, a *quad*: the operand of an int8 dot product; and a lane shifted right by `field·bits` has one code
 //! in its lowest bits: the index of a table lookup that makes it a float. In two planes a quad is the OR of two such; of 3 bits two
 //! shifts, two masks and two ORs make the lanes of A and B. m = 1 and large m read the same bytes. Codes of 8 bits of which a file holds
-//! only 5 or 6, around the middle or from 0 on, are held in as many ([`Held`]).
+//! only 5 or 6, around the middle or from 0 on, are held in as many; those of a file's table of sixteen by their numbers, as codes
+//! of 4 bits, which kernels look up as bytes ([`Held`]).
 //!
 //! Columns are sorted by group (stably), and each group begins a new tile, the rest of its last tile filled with code 0.
 //! Kernels sum within a *span*, a group or a piece of at most [`SPAN_COLUMNS`] columns of one, and scale span by span.
@@ -38,7 +39,7 @@ mod per_group;
 mod tile;
 
 pub use per_group::{PanelMultiples, PerGroup, Sixteen};
-pub use tile::{Held, columns_per_tile, planes, quads, tile_bytes};
+pub use tile::{Held, NARROW_TABLE, TABLE, WIDE_TABLE, columns_per_tile, planes, quads, tile_bytes, value_bits};
 pub(crate) use tile::{code, pressed, quad};
 
 use super::Lines;
@@ -161,9 +162,10 @@ impl CpuN16 {
         this
     }
 
-    /// Sums of codes less their zero point; filler is 0.
+    /// Sums of values less their zero point.
     fn sums(&self) -> Vec<f32> {
         let (bits, spans) = (self.held.bits, self.spans.len());
+        let filler = i32::from(self.held.value(0));
         let mut out = vec![0.0; self.panels() * spans * PANEL];
         let panels = self.codes().par_chunks_exact(self.panel_bytes().max(64));
         out.par_chunks_mut((spans * PANEL).max(1)).zip(panels).enumerate().for_each(|(panel, (out, codes))| {
@@ -173,7 +175,7 @@ impl CpuN16 {
                 for tile in tiles.chunks_exact(tile_bytes(bits)) {
                     for i in 0..quads(bits) {
                         for (sum, codes) in sums.iter_mut().zip(quad(tile, bits, i).as_chunks::<4>().0) {
-                            *sum += codes.iter().map(|&code| i32::from(code)).sum::<i32>();
+                            *sum += codes.iter().map(|&held| i32::from(self.held.value(held))).sum::<i32>();
                         }
                     }
                 }
@@ -183,7 +185,8 @@ impl CpuN16 {
                         PackedZeros::Integer(z) => i32::from(z[(panel * self.groups + span.group) * PANEL + lane]),
                         PackedZeros::Float(_) => 0,
                     };
-                    *out = (sum - zero * span.columns as i32) as f32;
+                    let filled = span.tiles * columns_per_tile(bits) - span.columns;
+                    *out = (sum - zero * span.columns as i32 - filler * filled as i32) as f32;
                 }
             }
         });
@@ -203,7 +206,7 @@ impl CpuN16 {
                     for i in 0..self.n {
                         let at = (i / PANEL) * self.panel_bytes() + p / per_tile * self.tile_bytes();
                         let held = code(&self.codes()[at..], bits, i % PANEL, p % per_tile);
-                        codes[i * self.k + column] = held.wrapping_add(self.held.base);
+                        codes[i * self.k + column] = self.held.value(held).wrapping_add(self.held.base);
                     }
                 }
             }
@@ -242,7 +245,7 @@ impl CpuN16 {
             let first = span.tile * per_tile;
             for place in first..first + span.columns {
                 let (tile, within) = (place / per_tile, place % per_tile);
-                let code = code(&tiles[tile * self.tile_bytes()..], bits, lane, within);
+                let code = self.held.value(code(&tiles[tile * self.tile_bytes()..], bits, lane, within));
                 if let Some(out) = out.get_mut(self.column(place)) {
                     *out = (scale * (f64::from(code) - zero) + offset) as f32;
                 }
@@ -260,12 +263,17 @@ impl CpuN16 {
         self.held
     }
 
-    /// Bits of a code in a tile.
+    /// Bits of a code in a tile, or of its number in a table.
     pub fn bits(&self) -> u32 {
         self.held.bits
     }
 
-    /// What a tile holds of the code that stands for zero in a symmetric format.
+    /// The values of such numbers.
+    pub fn table(&self) -> Option<[u8; 16]> {
+        self.held.table
+    }
+
+    /// The value of the code that stands for zero in a symmetric format.
     pub fn middle(&self) -> u32 {
         self.format.middle() - u32::from(self.held.base)
     }

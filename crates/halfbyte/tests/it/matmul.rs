@@ -3,14 +3,14 @@
 use crate::data::{Random, parse, rounded};
 use crate::layout::planes::{NARROW, narrow};
 use crate::layout::stored;
-use crate::layout::three_bits;
+use crate::layout::{tables, three_bits};
 use half::{bf16, f16};
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::isa::{Caps, Isa};
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::{self, Bound, Product};
 use halfbyte::ops::{Activation, Linear, Weight};
-use halfbyte::{Float, Floats, FloatsMut};
+use halfbyte::{Float, Floats, FloatsMut, QTensor};
 
 /// What stands before and after every output, to see that a kernel writes nothing else.
 const CANARY: f32 = -7.25e8;
@@ -158,6 +158,37 @@ fn codes_in_two_planes_are_within_the_bound() {
                         );
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Codes of a file's table, as numbers in tiles; with columns in any order groups end within a tile.
+#[test]
+fn codes_of_tables_are_within_the_bound() {
+    let mut random = Random(12);
+    let cpus = devices(2);
+    for (i, act) in ["a16", "a8", "a32", "a8"].into_iter().cycle().take(24).enumerate() {
+        let group = ["-g32", "-g16", "", "-g64", "-g128"][i % 5];
+        let name = format!("w8{act}{group}{}{}", ["-sbf16", "-sf32", ""][i % 3], ["", "-xasym"][i / 3 % 2 * (i % 2)]);
+        let format = parse(&name);
+        let k = 64 * (1 + random.below(20));
+        let shape = [1 + random.below(90), k];
+        for (q, codes) in tables::tabled(&mut random, format.weight, shape) {
+            let groups = q.groups();
+            let index = (i % 3 == 1).then(|| (0..k).map(|_| random.below(groups) as u32).collect());
+            let q =
+                QTensor::new(format.weight, shape, q.codes().to_vec(), q.scales().to_vec(), q.zeros().clone(), index);
+            let q = q.unwrap();
+            let stored = stored(&q, codes, false, false);
+            let linear = Linear::new(Weight::Stored(&[&stored], format.act)).unwrap();
+            let m = [1, 2, 3, 5, 8, 11, 17, 40][random.below(8)];
+            let x_type = [Float::F32, Float::F16, Float::BF16][random.below(3)];
+            let x = rounded(&random.activations(m * k), x_type);
+            let reference = reference::linear(&x, m, &q, format.act);
+            for cpu in &cpus {
+                let y = forward(&linear, cpu, &x, x_type, m, Float::F32);
+                check(&y, &reference, k, Float::F32, &format!("{name} {shape:?}, m={m} on {:?}", cpu.caps()));
             }
         }
     }

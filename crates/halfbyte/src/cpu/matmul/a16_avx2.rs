@@ -1,8 +1,8 @@
 //! Tiles of f32 multiply-adds with AVX2 and FMA.
 //!
 //! As [`a16_avx512`](super::a16_avx512), 16 outputs in two registers of 8. There is no lookup among 16 floats; a code
-//! becomes a float by conversion. Of 5 and 6 bits codes of four columns become bytes first, of which a shuffle makes lanes, and the
-//! middle is taken off after. In a symmetric format of other bits the code less the middle one is a signed number, two's complement,
+//! becomes a float by conversion. Of 5 and 6 bits, and of a table, codes of four columns become bytes first, of which a shuffle makes
+//! lanes, and the middle is taken off after. In a symmetric format of other bits the code less the middle one is a signed number, two's complement,
 //! once its highest bit is flipped: shifted up and, with its sign, down again, it needs no zero point. A tile of 3 bits becomes two
 //! of 4, which are read so.
 //!
@@ -11,7 +11,7 @@
 mod dense;
 
 use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
-use crate::layout::cpu_n16::PackedZeros;
+use crate::layout::cpu_n16::{NARROW_TABLE, PackedZeros, TABLE, WIDE_TABLE};
 use crate::tensor::Float;
 
 pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4, 6], panels, direct, convert, product };
@@ -21,13 +21,13 @@ fn panels(height: usize) -> usize {
 }
 
 fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
-    fn quantized<const BITS: u32, const ZERO: u8>(height: usize, panels: usize) -> DirectFn {
+    fn quantized<const FORM: u32, const ZERO: u8>(height: usize, panels: usize) -> DirectFn {
         match (height, panels) {
-            (1, 2) => x86::direct_quantized::<BITS, 1, 2, ZERO>,
-            (2, 2) => x86::direct_quantized::<BITS, 2, 2, ZERO>,
-            (1, 1) => x86::direct_quantized::<BITS, 1, 1, ZERO>,
-            (2, 1) => x86::direct_quantized::<BITS, 2, 1, ZERO>,
-            (4, 1) => x86::direct_quantized::<BITS, 4, 1, ZERO>,
+            (1, 2) => x86::direct_quantized::<FORM, 1, 2, ZERO>,
+            (2, 2) => x86::direct_quantized::<FORM, 2, 2, ZERO>,
+            (1, 1) => x86::direct_quantized::<FORM, 1, 1, ZERO>,
+            (2, 1) => x86::direct_quantized::<FORM, 2, 1, ZERO>,
+            (4, 1) => x86::direct_quantized::<FORM, 4, 1, ZERO>,
             (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
         }
     }
@@ -43,22 +43,25 @@ fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
         }
     }
     match w {
-        Weights::Quantized(w) if height == 6 => match w.bits() {
+        Weights::Quantized(w) if height == 6 => match w.held().form() {
             2 => x86::direct_through_buffer::<2, 6>,
             3 => x86::direct_through_buffer::<3, 6>,
             4 => x86::direct_through_buffer::<4, 6>,
             5 => x86::direct_through_buffer::<5, 6>,
             6 => x86::direct_through_buffer::<6, 6>,
-            _ => x86::direct_through_buffer::<8, 6>,
+            8 => x86::direct_through_buffer::<8, 6>,
+            _ => x86::direct_through_buffer::<TABLE, 6>,
         },
         // Of codes of 5 and 6 bits none have zero points.
-        Weights::Quantized(w) => match (w.zeros(), w.bits()) {
+        Weights::Quantized(w) => match (w.zeros(), w.held().form()) {
             (PackedZeros::Symmetric, 2) => quantized::<2, { x86::SIGNED }>(height, panels),
             (PackedZeros::Symmetric, 3) => quantized::<3, { x86::SIGNED }>(height, panels),
             (PackedZeros::Symmetric, 4) => quantized::<4, { x86::SIGNED }>(height, panels),
             (PackedZeros::Symmetric, 5) => quantized::<5, { x86::MIDDLE }>(height, panels),
             (PackedZeros::Symmetric, 6) => quantized::<6, { x86::MIDDLE }>(height, panels),
-            (PackedZeros::Symmetric, _) => quantized::<8, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Symmetric, 8) => quantized::<8, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Symmetric, NARROW_TABLE) => quantized::<NARROW_TABLE, { x86::MIDDLE }>(height, panels),
+            (PackedZeros::Symmetric, _) => quantized::<WIDE_TABLE, { x86::MIDDLE }>(height, panels),
             (PackedZeros::Integer(_), 2) => quantized::<2, { x86::ZERO_POINT }>(height, panels),
             (PackedZeros::Integer(_), 3) => quantized::<3, { x86::ZERO_POINT }>(height, panels),
             (PackedZeros::Integer(_), 4) => quantized::<4, { x86::ZERO_POINT }>(height, panels),
@@ -80,13 +83,14 @@ fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
 
 fn convert(w: Weights<'_>) -> ConvertFn {
     match w {
-        Weights::Quantized(w) => match w.bits() {
+        Weights::Quantized(w) => match w.held().form() {
             2 => x86::convert_quantized::<2>,
             3 => x86::convert_quantized::<3>,
             4 => x86::convert_quantized::<4>,
             5 => x86::convert_quantized::<5>,
             6 => x86::convert_quantized::<6>,
-            _ => x86::convert_quantized::<8>,
+            8 => x86::convert_quantized::<8>,
+            _ => x86::convert_quantized::<TABLE>,
         },
         Weights::Dense(_) => dense::convert,
     }
@@ -106,13 +110,13 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::Weights;
-    use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, nibbles, quad, room, store_f32};
-    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, tile_bytes};
+    use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, nibbles, quad, room, store_f32, table};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, TABLE, columns_per_tile, tile_bytes, value_bits};
     use std::arch::x86_64::*;
     use std::ops::Range;
 
     /// Where zero is taken off: by making codes signed, from each code, with an offset to each scaled code, or from each code
-    /// where it is the middle of BITS.
+    /// where it is the middle of FORM.
     pub(super) const SIGNED: u8 = 0;
     pub(super) const ZERO_POINT: u8 = 1;
     pub(super) const OFFSET: u8 = 2;
@@ -160,9 +164,9 @@ mod x86 {
     /// Codes at bit `shift` of each lane as floats.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn codes<const BITS: u32>(raw: __m256i, shift: u32) -> __m256 {
+    fn codes<const FORM: u32>(raw: __m256i, shift: u32) -> __m256 {
         let shifted = _mm256_srl_epi32(raw, _mm_cvtsi32_si128(shift as i32));
-        _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << BITS) - 1)))
+        _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << FORM) - 1)))
     }
 
     /// Column `byte` of a quad as floats: a shuffle of bytes does what a shift and a mask would.
@@ -178,13 +182,13 @@ mod x86 {
     /// Codes at bit `shift` of each lane, whose highest bits have been flipped, less the middle code, as floats.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn signed_codes<const BITS: u32>(raw: __m256i, shift: u32) -> __m256 {
-        let shifted = _mm256_sll_epi32(raw, _mm_cvtsi32_si128((32 - BITS - shift) as i32));
-        _mm256_cvtepi32_ps(_mm256_sra_epi32(shifted, _mm_cvtsi32_si128(32 - BITS as i32)))
+    fn signed_codes<const FORM: u32>(raw: __m256i, shift: u32) -> __m256 {
+        let shifted = _mm256_sll_epi32(raw, _mm_cvtsi32_si128((32 - FORM - shift) as i32));
+        _mm256_cvtepi32_ps(_mm256_sra_epi32(shifted, _mm_cvtsi32_si128(32 - FORM as i32)))
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn direct_quantized<const BITS: u32, const R: usize, const P: usize, const ZERO: u8>(
+    pub(super) fn direct_quantized<const FORM: u32, const R: usize, const P: usize, const ZERO: u8>(
         w: Weights<'_>,
         panel: usize,
         x: &[f32],
@@ -196,14 +200,15 @@ mod x86 {
         let data = &w.codes()[panel * panel_bytes..(panel + P) * panel_bytes];
         assert!(x.len() == w.tiles() * per_tile * R && c.len() == R * P * PANEL);
         c.fill(0.0);
+        let table = table(w);
         let mut room = room();
         let mut numbers = Numbers::<P>::new(w, panel, &mut room);
         for span in w.spans() {
             let params = group_params(w, panel, span.group, &mut numbers);
-            let data = &data[span.tile * const { tile_bytes(BITS) }..];
+            let data = &data[span.tile * const { tile_bytes(FORM) }..];
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
             let mut sums: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
-            direct_span::<BITS, R, P, ZERO>(data, panel_bytes, x, &params, &mut sums);
+            direct_span::<FORM, R, P, ZERO>((data, panel_bytes, table), x, &params, &mut sums);
             for r in 0..R {
                 for p in 0..P {
                     let out = &mut c[(r * P + p) * PANEL..][..PANEL];
@@ -221,24 +226,29 @@ mod x86 {
         }
     }
 
-    /// Sets `sums` to the products of a span's weights, panels `panel_bytes` apart, and x `[place][R]`; the weights are
+    /// Sets `sums` to the products of a span's weights, panels `panel_bytes` apart, with their table, and x `[place][R]`; the weights are
     /// not scaled yet unless there are offsets.
     ///
     /// A function of its own, not inlined, so that the sums stay in registers all through the loop.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma")]
-    fn direct_span<const BITS: u32, const R: usize, const P: usize, const ZERO: u8>(
-        data: &[u8],
-        panel_bytes: usize,
+    fn direct_span<const FORM: u32, const R: usize, const P: usize, const ZERO: u8>(
+        (data, panel_bytes, table): (&[u8], usize, __m256i),
         x: &[f32],
         params: &[GroupParams; P],
         sums: &mut Sums<R, P>,
     ) {
-        let (tile_bytes, per_tile) = const { (tile_bytes(BITS), columns_per_tile(BITS)) };
+        let (tile_bytes, per_tile) = const { (tile_bytes(FORM), columns_per_tile(FORM)) };
         // Fields of a byte; of 3 bits those of the words that are made of a tile.
-        let fields = const { if BITS == 3 { 2 } else { 8 / BITS as usize } };
-        let flip = _mm256_set1_epi8(const { highest_bits(BITS) });
-        let middle = _mm256_set1_ps(const { 1u32 << (BITS - 1) } as f32);
+        let fields = const {
+            match FORM {
+                3 => 2,
+                TABLE.. => 1,
+                _ => 8 / FORM as usize,
+            }
+        };
+        let flip = _mm256_set1_epi8(const { highest_bits(FORM) });
+        let middle = _mm256_set1_ps(const { 1u32 << (value_bits(FORM) - 1) } as f32);
         let tiles = x.len() / (per_tile * R);
         assert!(tiles * tile_bytes + (P - 1) * panel_bytes <= data.len());
         let mut acc: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
@@ -288,10 +298,10 @@ mod x86 {
                         for byte in 0..4 {
                             let shift = (byte * 8 + field * 8 / fields) as u32;
                             add_column!(0..P, $first + field * 4 + byte, |p, h| match ZERO {
-                                SIGNED => signed_codes::<BITS>(raw[p][h], shift),
-                                ZERO_POINT => _mm256_sub_ps(codes::<BITS>(raw[p][h], shift), params[p].zero[h]),
+                                SIGNED => signed_codes::<FORM>(raw[p][h], shift),
+                                ZERO_POINT => _mm256_sub_ps(codes::<FORM>(raw[p][h], shift), params[p].zero[h]),
                                 _ => {
-                                    let code = codes::<BITS>(raw[p][h], shift);
+                                    let code = codes::<FORM>(raw[p][h], shift);
                                     _mm256_fmadd_ps(code, params[p].scale[h], params[p].offset[h])
                                 }
                             });
@@ -299,7 +309,7 @@ mod x86 {
                     }
                 }};
             }
-            if const { BITS == 5 || BITS == 6 } {
+            if const { FORM == 5 || FORM == 6 || FORM >= TABLE } {
                 // Scales and offsets fill the registers: with them one panel after the other.
                 let step = const { if ZERO == OFFSET { 1 } else { P } };
                 let mut raw = [[_mm256_setzero_si256(); 2]; P];
@@ -308,7 +318,7 @@ mod x86 {
                         for p in first..first + step {
                             for h in 0..2 {
                                 // SAFETY: panel p's tile, within `data` as asserted.
-                                raw[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), at, h) };
+                                raw[p][h] = unsafe { quad::<FORM>(tile.add(p * panel_bytes), at, h, table) };
                             }
                         }
                         for byte in 0..4 {
@@ -322,7 +332,7 @@ mod x86 {
                         }
                     }
                 }
-            } else if const { BITS == 3 } {
+            } else if const { FORM == 3 } {
                 // One after the other, not in a loop: the compiler would leave it rolled up, and the words in memory.
                 add_word!(0, |tile, h| nibbles(tile, h)[0]);
                 add_word!(8, |tile, h| nibbles(tile, h)[1]);
@@ -347,7 +357,7 @@ mod x86 {
 
     /// More rows than leave registers for converting: one panel of weights, a few places at a time.
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn direct_through_buffer<const BITS: u32, const R: usize>(
+    pub(super) fn direct_through_buffer<const FORM: u32, const R: usize>(
         w: Weights<'_>,
         panel: usize,
         x: &[f32],
@@ -361,7 +371,7 @@ mod x86 {
         for start in (0..places).step_by(BLOCK) {
             let block = start..(start + BLOCK).min(places);
             let buffer = &mut buffer[..block.len() * PANEL];
-            convert_quantized::<BITS>(w, panel, block.clone(), buffer, PANEL);
+            convert_quantized::<FORM>(w, panel, block.clone(), buffer, PANEL);
             product::<R, 1>(&x[block.start * R..block.end * R], buffer, c);
         }
     }
@@ -377,7 +387,7 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn convert_quantized<const BITS: u32>(
+    pub(super) fn convert_quantized<const FORM: u32>(
         w: Weights<'_>,
         panel: usize,
         places: Range<usize>,
@@ -385,10 +395,11 @@ mod x86 {
         stride: usize,
     ) {
         let Weights::Quantized(w) = w else { unreachable!("asked for with quantised weights") };
-        let (tile_bytes, per_tile) = const { (tile_bytes(BITS), columns_per_tile(BITS)) };
+        let (tile_bytes, per_tile) = const { (tile_bytes(FORM), columns_per_tile(FORM)) };
         let data = &w.codes()[panel * w.panel_bytes()..(panel + 1) * w.panel_bytes()];
         let (first, end) = (places.start / per_tile, places.end / per_tile);
         let begin = w.spans().partition_point(|s| s.tile + s.tiles <= first);
+        let table = table(w);
         let mut room = room();
         let mut numbers = Numbers::<1>::new(w, panel, &mut room);
         for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
@@ -398,8 +409,7 @@ mod x86 {
                 let out = &mut out[(tile - first) * per_tile * stride..][..(per_tile - 1) * stride + PANEL];
                 for field in 0..per_tile / 4 {
                     // SAFETY: a tile, checked by the slice.
-                    let quad =
-                        unsafe { [quad::<BITS>(bytes.as_ptr(), field, 0), quad::<BITS>(bytes.as_ptr(), field, 1)] };
+                    let quad = unsafe { [0, 1].map(|half| quad::<FORM>(bytes.as_ptr(), field, half, table)) };
                     for byte in 0..4 {
                         let mut weight = params.offset;
                         for h in 0..2 {

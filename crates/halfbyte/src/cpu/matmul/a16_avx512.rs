@@ -149,14 +149,14 @@ mod x86 {
         }
     }
 
-    /// Floats of the codes 0…15 (of their lowest BITS bits), less the middle code if the format is symmetric.
+    /// Floats of the values of 0…15 (of their lowest BITS bits), less the middle one if the format is symmetric.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn table<const BITS: u32>(w: &CpuN16) -> __m512 {
         let middle = if matches!(w.zeros(), PackedZeros::Symmetric) { w.middle() as f32 } else { 0.0 };
-        let mut entries = [0.0f32; 16];
+        let (held, mut entries) = (w.held(), [0.0f32; 16]);
         for (code, entry) in entries.iter_mut().enumerate() {
-            *entry = (code as u32 & ((1 << BITS) - 1)) as f32 - middle;
+            *entry = f32::from(held.value((code as u32 & ((1 << BITS) - 1)) as u8)) - middle;
         }
         load_f32(&entries)
     }

@@ -278,9 +278,10 @@ mod x86 {
             unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
         };
         let mask = (1i16 << BITS) - 1;
-        let middle = w.middle() as i32;
+        let (held, middle) = (w.held(), w.middle() as i32);
         // By the code and whatever bits come after it; by the code less the zero point.
-        let (of_code, of_difference) = (words(&|i| (i & mask) - middle as i16), words(&|i| i - GREATEST_ZERO));
+        let (of_code, of_difference) =
+            (words(&|i| i16::from(held.value((i & mask) as u8)) - middle as i16), words(&|i| i - GREATEST_ZERO));
         for (i, piece) in pieces(w, places).enumerate() {
             let at = (panel * w.groups() + piece.group) * PANEL;
             let scales = &mut out.scales[i * out.stride..][..PANEL];

@@ -18,7 +18,7 @@ use crate::cpu::isa::{Caps, Isa};
 use crate::cpu::x86::amx::{ROWS, Sums};
 use crate::format::{Act, Zero};
 use crate::kernel::{Problem, Reason};
-use crate::layout::cpu_n16::{CpuN16, PANEL};
+use crate::layout::cpu_n16::{CpuN16, PANEL, TABLE};
 use std::ops::Range;
 
 /// Whether this kernel serves a problem; else why not.
@@ -82,13 +82,14 @@ impl Operands for Bytes<'_> {
     unsafe fn convert(&self, panel: usize, piece: &Piece, out: &mut [u8]) {
         // SAFETY: promised to this function.
         unsafe {
-            match self.w.bits() {
+            match self.w.held().form() {
                 2 => x86::convert::<2>(self.w, panel, piece, out),
                 3 => x86::convert::<3>(self.w, panel, piece, out),
                 4 => x86::convert::<4>(self.w, panel, piece, out),
                 5 => x86::convert::<5>(self.w, panel, piece, out),
                 6 => x86::convert::<6>(self.w, panel, piece, out),
-                _ => x86::convert::<8>(self.w, panel, piece, out),
+                8 => x86::convert::<8>(self.w, panel, piece, out),
+                _ => x86::convert::<TABLE>(self.w, panel, piece, out),
             }
         }
     }
@@ -127,22 +128,22 @@ struct Outputs {
 
 mod x86 {
     use super::{CpuN16, Outputs, Piece, ROWS, RowSpan, Sums, TILE};
-    use crate::cpu::x86::avx512::{load_f32, load_per_group, load_u16, quad};
-    use crate::layout::cpu_n16::{PANEL, PackedZeros, columns_per_tile, planes, quads, tile_bytes};
+    use crate::cpu::x86::avx512::{load_f32, load_per_group, load_u16, quad, table};
+    use crate::layout::cpu_n16::{PANEL, PackedZeros, TABLE, columns_per_tile, planes, quads, tile_bytes};
     use std::arch::x86_64::*;
 
     /// What is subtracted from codes of 8 bits, so that they are int8 whatever their zero point.
     const MIDDLE: i32 = 128;
 
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) fn convert<const BITS: u32>(w: &CpuN16, panel: usize, piece: &Piece, out: &mut [u8]) {
-        let planes = const { planes(BITS).1 > 0 };
-        let (per_tile, quads, tile_bytes) = const { (columns_per_tile(BITS), quads(BITS), tile_bytes(BITS)) };
+    pub(super) fn convert<const FORM: u32>(w: &CpuN16, panel: usize, piece: &Piece, out: &mut [u8]) {
+        let (bits, planes) = const { (planes(FORM).0, planes(FORM).1 > 0) };
+        let (per_tile, quads, tile_bytes) = const { (columns_per_tile(FORM), quads(FORM), tile_bytes(FORM)) };
         let codes = &w.codes()[(panel * w.tiles() + piece.places.0 / per_tile) * tile_bytes..];
         let tiles = &codes[..piece.range().len() / per_tile * tile_bytes];
         assert_eq!(out.len(), tiles.len() / tile_bytes * quads * 64);
         let zero = match w.zeros() {
-            _ if BITS == 8 => _mm512_set1_epi8(MIDDLE as i8),
+            _ if FORM == 8 => _mm512_set1_epi8(MIDDLE as i8),
             PackedZeros::Symmetric => _mm512_set1_epi8(w.middle() as i8),
             PackedZeros::Integer(zeros) => {
                 let zero = load_u16(&zeros[(panel * w.groups() + piece.group) * PANEL..]);
@@ -151,7 +152,8 @@ mod x86 {
             }
             PackedZeros::Float(_) => _mm512_setzero_si512(),
         };
-        let mask = _mm512_set1_epi8(((1u32 << BITS) - 1) as u8 as i8);
+        let table = table(w);
+        let mask = _mm512_set1_epi8(((1u32 << bits) - 1) as u8 as i8);
         let (count, tiles, out) = (tiles.len() / tile_bytes, tiles.as_ptr(), out.as_mut_ptr());
         for tile in 0..count {
             // SAFETY: the first 64 bytes of each tile.
@@ -164,11 +166,12 @@ mod x86 {
             for i in 0..quads {
                 let codes = if planes {
                     // SAFETY: a whole tile.
-                    unsafe { quad::<BITS>(tiles.add(tile * tile_bytes), i) }
+                    unsafe { quad::<FORM>(tiles.add(tile * tile_bytes), i) }
                 } else {
-                    _mm512_srl_epi32(raw, _mm_cvtsi32_si128((i as u32 * BITS) as i32))
+                    _mm512_srl_epi32(raw, _mm_cvtsi32_si128((i as u32 * bits) as i32))
                 };
-                let codes = if BITS < 8 && !planes { _mm512_and_si512(codes, mask) } else { codes };
+                let codes = if bits < 8 && !planes { _mm512_and_si512(codes, mask) } else { codes };
+                let codes = if FORM >= TABLE { _mm512_shuffle_epi8(table, codes) } else { codes };
                 // SAFETY: 64 bytes of `out`, which has as many for each quad of each tile, as asserted.
                 unsafe { _mm512_storeu_si512(out.add((tile * quads + i) * 64).cast(), _mm512_sub_epi8(codes, zero)) };
             }

@@ -6,10 +6,13 @@
 //! * Codes of 2 to 4 bits: `vpmaddubsw` multiplies bytes and adds pairs in int16. A pair is at most 2·15·128 = 3840,
 //!   so that eight of them fit in int16; they are added there, and widened to int32 (`vpmaddwd` by ones) a few tiles at
 //!   a time. Nothing saturates.
-//! * Fields of 8 bits: a pair is up to 2·255·128, too large for int16. Bytes are split into words of the even and of the
+//! * Values of 8 bits: a pair is up to 2·255·128, too large for int16. Bytes are split into words of the even and of the
 //!   odd columns, and `vpmaddwd` multiplies words and adds pairs in int32.
+//!
+//! Numbers in a table become its values by `vpshufb`, of 5 bits or of 8.
 
 use super::quantized_act::{TileFn, Tiles};
+use crate::layout::cpu_n16::{NARROW_TABLE, WIDE_TABLE};
 
 pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4], panels, tile };
 
@@ -17,45 +20,47 @@ fn panels(height: usize) -> usize {
     if height <= 2 { 2 } else { 1 }
 }
 
-fn tile(bits: u32, height: usize, panels: usize) -> TileFn {
-    fn of_bits<const BITS: u32>(height: usize, panels: usize) -> TileFn {
+fn tile(form: u32, height: usize, panels: usize) -> TileFn {
+    fn of_form<const FORM: u32>(height: usize, panels: usize) -> TileFn {
         match (height, panels) {
-            (1, 2) => x86::tile::<BITS, 1, 2>,
-            (2, 2) => x86::tile::<BITS, 2, 2>,
-            (1, 1) => x86::tile::<BITS, 1, 1>,
-            (2, 1) => x86::tile::<BITS, 2, 1>,
-            (4, 1) => x86::tile::<BITS, 4, 1>,
+            (1, 2) => x86::tile::<FORM, 1, 2>,
+            (2, 2) => x86::tile::<FORM, 2, 2>,
+            (1, 1) => x86::tile::<FORM, 1, 1>,
+            (2, 1) => x86::tile::<FORM, 2, 1>,
+            (4, 1) => x86::tile::<FORM, 4, 1>,
             _ => unreachable!("no tile of {height} rows × {panels} panels"),
         }
     }
-    match bits {
-        2 => of_bits::<2>(height, panels),
-        3 => of_bits::<3>(height, panels),
-        4 => of_bits::<4>(height, panels),
-        5 => of_bits::<5>(height, panels),
-        6 => of_bits::<6>(height, panels),
-        8 => of_bits::<8>(height, panels),
-        _ => unreachable!("no codes of {bits} bits"),
+    match form {
+        2 => of_form::<2>(height, panels),
+        3 => of_form::<3>(height, panels),
+        4 => of_form::<4>(height, panels),
+        5 => of_form::<5>(height, panels),
+        6 => of_form::<6>(height, panels),
+        8 => of_form::<8>(height, panels),
+        NARROW_TABLE => of_form::<NARROW_TABLE>(height, panels),
+        WIDE_TABLE => of_form::<WIDE_TABLE>(height, panels),
+        _ => unreachable!("no codes of form {form}"),
     }
 }
 
 mod x86 {
     use super::super::quantized_act::Tile;
-    use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, quad, room, store_f32};
-    use crate::layout::cpu_n16::{PANEL, PackedZeros, quads, tile_bytes};
+    use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, quad, room, store_f32, table};
+    use crate::layout::cpu_n16::{NARROW_TABLE, PANEL, PackedZeros, WIDE_TABLE, quads, tile_bytes, value_bits};
     use std::arch::x86_64::*;
 
     /// Sums of `R` rows by `P` panels, each in two registers of 8 outputs.
     type Sums<const R: usize, const P: usize> = [[[__m256i; 2]; P]; R];
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn tile<const BITS: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
+    pub(super) fn tile<const FORM: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
         let w = t.w;
         let panel_bytes = w.panel_bytes();
-        let (tile_bytes, quads) = const { (tile_bytes(BITS), quads(BITS)) };
+        let (tile_bytes, quads) = const { (tile_bytes(FORM), quads(FORM)) };
         let spans = &w.spans()[t.spans.clone()];
         let codes = &w.codes()[t.panel * panel_bytes..(t.panel + P) * panel_bytes];
-        let middle = w.middle() as i32;
+        let (middle, table) = (w.middle() as i32, table(w));
 
         let mut room = room();
         let mut numbers = Numbers::<P>::new(w, t.panel, &mut room);
@@ -88,12 +93,10 @@ mod x86 {
 
             let x = &t.x[span.tile * quads * R * 4..(span.tile + span.tiles) * quads * R * 4];
             let codes = &codes[span.tile * tile_bytes..];
-            if BITS == 8 {
-                dot_bytes::<R, P>(codes, panel_bytes, x, &mut acc);
-            } else if BITS > 4 {
-                dot_planes::<BITS, R, P>(codes, panel_bytes, x, &mut acc);
-            } else {
-                dot::<BITS, R, P>(codes, panel_bytes, x, &mut acc);
+            match FORM {
+                8 | WIDE_TABLE => dot_bytes::<FORM, R, P>((codes, panel_bytes, table), x, &mut acc),
+                5 | 6 => dot_planes::<FORM, R, P>((codes, panel_bytes), x, &mut acc),
+                _ => dot::<FORM, R, P>((codes, panel_bytes, table), x, &mut acc),
             }
 
             numbers.to(span.group);
@@ -124,26 +127,29 @@ mod x86 {
         }
     }
 
-    /// Adds the dot products of a span's codes of 2 to 4 bits, panels `panel_bytes` apart, and x `[place / 4][R][4]` to
-    /// `acc`.
+    /// Adds the dot products of a span's codes of 2 to 4 bits, or of a table's values of 5, panels `panel_bytes` apart, and x
+    /// `[place / 4][R][4]` to `acc`.
     ///
     /// A function of its own, not inlined, so that the sums stay in registers all through the inner loop.
     #[inline(never)]
     #[target_feature(enable = "avx2")]
-    fn dot<const BITS: u32, const R: usize, const P: usize>(
-        codes: &[u8],
-        panel_bytes: usize,
+    fn dot<const FORM: u32, const R: usize, const P: usize>(
+        (codes, panel_bytes, table): (&[u8], usize, __m256i),
         x: &[i8],
         acc: &mut Sums<R, P>,
     ) {
-        // Sums of this many tiles stay within int16. (Codes of more bits go to `dot_planes` and `dot_bytes`.)
+        // Sums of this many tiles stay within int16. (Others go to `dot_planes` and `dot_bytes`.)
         let chunk = const {
-            let pair = 2 * ((1 << BITS) - 1) * 128;
-            let tiles = if BITS == 2 { 8 } else { 4 };
-            assert!(BITS > 4 || tiles * quads(BITS) as i32 * pair <= i16::MAX as i32);
+            let pair = 2 * ((1 << value_bits(FORM)) - 1) * 128;
+            let tiles = match FORM {
+                2 => 8,
+                NARROW_TABLE => 2,
+                _ => 4,
+            };
+            assert!(value_bits(FORM) > 5 || FORM == 5 || tiles * quads(FORM) as i32 * pair <= i16::MAX as i32);
             tiles as usize
         };
-        let (tile_bytes, quads) = const { (tile_bytes(BITS), quads(BITS)) };
+        let (tile_bytes, quads) = const { (tile_bytes(FORM), quads(FORM)) };
         let tiles = x.len() / (quads * R * 4);
         assert!(tiles * tile_bytes + (P - 1) * panel_bytes <= codes.len());
         let ones = _mm256_set1_epi16(1);
@@ -159,7 +165,7 @@ mod x86 {
                     for p in 0..P {
                         for h in 0..2 {
                             // SAFETY: panel p's tile, within `codes` as asserted.
-                            codes[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), i, h) };
+                            codes[p][h] = unsafe { quad::<FORM>(tile.add(p * panel_bytes), i, h, table) };
                         }
                     }
                     for r in 0..R {
@@ -198,26 +204,25 @@ mod x86 {
     /// As [`dot`], for codes in two planes.
     #[inline(never)]
     #[target_feature(enable = "avx2")]
-    fn dot_planes<const BITS: u32, const R: usize, const P: usize>(
-        codes: &[u8],
-        panel_bytes: usize,
+    fn dot_planes<const FORM: u32, const R: usize, const P: usize>(
+        (codes, panel_bytes): (&[u8], usize),
         x: &[i8],
         acc: &mut Sums<R, P>,
     ) {
         // Sums of half of a tile's quads stay within int16.
         let chunk = const {
-            let pair = 2 * ((1 << BITS) - 1) * 128;
-            assert!(BITS <= 4 || BITS == 8 || quads(BITS) as i32 / 2 * pair <= i16::MAX as i32);
-            quads(BITS) / 2
+            let pair = 2 * ((1 << value_bits(FORM)) - 1) * 128;
+            assert!(FORM <= 4 || FORM >= 8 || quads(FORM) as i32 / 2 * pair <= i16::MAX as i32);
+            quads(FORM) / 2
         };
-        let (tile_bytes, quads) = const { (tile_bytes(BITS), quads(BITS)) };
+        let (tile_bytes, quads) = const { (tile_bytes(FORM), quads(FORM)) };
         let tiles = x.len() / (quads * R * 4);
         assert!(tiles * tile_bytes + (P - 1) * panel_bytes <= codes.len());
         let ones = _mm256_set1_epi16(1);
-        let mut wide = *acc;
+        let (mut wide, none) = (*acc, _mm256_setzero_si256());
         let (mut tile, mut x) = (codes.as_ptr(), x.as_ptr());
         for _ in 0..tiles {
-            if BITS == 6 {
+            if FORM == 6 {
                 // Halves of the outputs one after the other: few sums stay in registers. With 5 bits both at once are faster.
                 for (first, h) in [(0, 0), (0, 1), (chunk, 0), (chunk, 1)] {
                     let mut sums = [[_mm256_setzero_si256(); P]; R];
@@ -225,7 +230,7 @@ mod x86 {
                         let mut codes = [_mm256_setzero_si256(); P];
                         for p in 0..P {
                             // SAFETY: panel p's tile, within `codes` as asserted.
-                            codes[p] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), i, h) };
+                            codes[p] = unsafe { quad::<FORM>(tile.add(p * panel_bytes), i, h, none) };
                         }
                         for r in 0..R {
                             // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
@@ -250,7 +255,7 @@ mod x86 {
                         for p in 0..P {
                             for h in 0..2 {
                                 // SAFETY: panel p's tile, within `codes` as asserted.
-                                codes[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), i, h) };
+                                codes[p][h] = unsafe { quad::<FORM>(tile.add(p * panel_bytes), i, h, none) };
                             }
                         }
                         for r in 0..R {
@@ -288,44 +293,53 @@ mod x86 {
         *acc = wide;
     }
 
-    /// As [`dot`], for codes of 8 bits.
+    /// As [`dot`], for values of 8 bits.
     #[inline(never)]
     #[target_feature(enable = "avx2")]
-    fn dot_bytes<const R: usize, const P: usize>(codes: &[u8], panel_bytes: usize, x: &[i8], acc: &mut Sums<R, P>) {
-        let tiles = x.len() / (R * 4);
+    fn dot_bytes<const FORM: u32, const R: usize, const P: usize>(
+        (codes, panel_bytes, table): (&[u8], usize, __m256i),
+        x: &[i8],
+        acc: &mut Sums<R, P>,
+    ) {
+        let quads = const { quads(FORM) };
+        let tiles = x.len() / (quads * R * 4);
         assert!(tiles * 64 + (P - 1) * panel_bytes <= codes.len());
         let low = _mm256_set1_epi16(0xff);
         let mut sums = *acc;
         let (mut tile, mut x) = (codes.as_ptr(), x.as_ptr());
         for _ in 0..tiles {
-            let mut even = [[_mm256_setzero_si256(); 2]; P];
-            let mut odd = even;
-            for p in 0..P {
-                for h in 0..2 {
-                    // SAFETY: half of the 64 bytes of panel p's tile, within `codes` as asserted.
-                    let raw = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
-                    even[p][h] = _mm256_and_si256(raw, low);
-                    odd[p][h] = _mm256_srli_epi16::<8>(raw);
-                }
-                if R <= 2 {
+            if R <= 2 {
+                for p in 0..P {
                     // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
                     _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
                 }
             }
-            for r in 0..R {
-                // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
-                let quad = _mm256_set1_epi32(unsafe { x.add(r * 4).cast::<i32>().read_unaligned() });
-                let x_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(quad));
-                let x_odd = _mm256_srai_epi16::<8>(quad);
+            for i in 0..quads {
+                let mut even = [[_mm256_setzero_si256(); 2]; P];
+                let mut odd = even;
                 for p in 0..P {
                     for h in 0..2 {
-                        let evens = _mm256_madd_epi16(even[p][h], x_even);
-                        let odds = _mm256_madd_epi16(odd[p][h], x_odd);
-                        sums[r][p][h] = _mm256_add_epi32(sums[r][p][h], _mm256_add_epi32(evens, odds));
+                        // SAFETY: panel p's tile, within `codes` as asserted.
+                        let bytes = unsafe { quad::<FORM>(tile.add(p * panel_bytes), i, h, table) };
+                        even[p][h] = _mm256_and_si256(bytes, low);
+                        odd[p][h] = _mm256_srli_epi16::<8>(bytes);
                     }
                 }
+                for r in 0..R {
+                    // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
+                    let four = _mm256_set1_epi32(unsafe { x.add(r * 4).cast::<i32>().read_unaligned() });
+                    let x_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(four));
+                    let x_odd = _mm256_srai_epi16::<8>(four);
+                    for p in 0..P {
+                        for h in 0..2 {
+                            let evens = _mm256_madd_epi16(even[p][h], x_even);
+                            let odds = _mm256_madd_epi16(odd[p][h], x_odd);
+                            sums[r][p][h] = _mm256_add_epi32(sums[r][p][h], _mm256_add_epi32(evens, odds));
+                        }
+                    }
+                }
+                x = x.wrapping_add(R * 4);
             }
-            x = x.wrapping_add(R * 4);
             tile = tile.wrapping_add(64);
         }
         *acc = sums;

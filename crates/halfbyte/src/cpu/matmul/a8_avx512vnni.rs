@@ -4,7 +4,8 @@
 //! for each span:
 //!     acc[r][p] = −zero·ΣqA                                 16 outputs of a panel in a register, one a row of x
 //!     for each 64-byte tile of codes of each panel p:
-//!         for each field i:  codes = (tile >> i·bits) & mask          unsigned bytes, 4 columns of 16 outputs
+//!         for each field i:  codes = (tile >> i·bits) & mask          unsigned bytes, 4 columns of 16 outputs; or, of numbers,
+//!                                                                    what a table has for them: vpshufb
 //!             for each row r:  acc[r][p] += dot4(codes, x[r][4 columns])          vpdpbusd
 //!     y[r][p] += scaleB·scaleA·acc [+ scaleB·offsetA·ΣqB'] [+ offsetB·ΣxA]
 //! ```
@@ -13,6 +14,7 @@
 //! in registers and does 48 dot products for each 128 bytes of codes, which cost two loads and six shifts and masks.
 
 use super::quantized_act::{Tile, TileFn, Tiles};
+use crate::layout::cpu_n16::TABLE;
 
 pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, tile };
 
@@ -20,49 +22,51 @@ fn panels(height: usize) -> usize {
     if height <= 6 { 4 } else { 2 }
 }
 
-fn tile(bits: u32, height: usize, panels: usize) -> TileFn {
-    fn of_bits<const BITS: u32>(height: usize, panels: usize) -> TileFn {
+fn tile(form: u32, height: usize, panels: usize) -> TileFn {
+    fn of_form<const FORM: u32>(height: usize, panels: usize) -> TileFn {
         match (height, panels) {
-            (1, 4) => x86::tile::<BITS, 1, 4>,
-            (2, 4) => x86::tile::<BITS, 2, 4>,
-            (4, 4) => x86::tile::<BITS, 4, 4>,
-            (6, 4) => x86::tile::<BITS, 6, 4>,
-            (8, 2) => x86::tile::<BITS, 8, 2>,
-            (10, 2) => x86::tile::<BITS, 10, 2>,
-            (12, 2) => x86::tile::<BITS, 12, 2>,
-            (1, 1) => x86::tile::<BITS, 1, 1>,
-            (2, 1) => x86::tile::<BITS, 2, 1>,
-            (4, 1) => x86::tile::<BITS, 4, 1>,
-            (6, 1) => x86::tile::<BITS, 6, 1>,
-            (8, 1) => x86::tile::<BITS, 8, 1>,
-            (10, 1) => x86::tile::<BITS, 10, 1>,
-            (12, 1) => x86::tile::<BITS, 12, 1>,
+            (1, 4) => x86::tile::<FORM, 1, 4>,
+            (2, 4) => x86::tile::<FORM, 2, 4>,
+            (4, 4) => x86::tile::<FORM, 4, 4>,
+            (6, 4) => x86::tile::<FORM, 6, 4>,
+            (8, 2) => x86::tile::<FORM, 8, 2>,
+            (10, 2) => x86::tile::<FORM, 10, 2>,
+            (12, 2) => x86::tile::<FORM, 12, 2>,
+            (1, 1) => x86::tile::<FORM, 1, 1>,
+            (2, 1) => x86::tile::<FORM, 2, 1>,
+            (4, 1) => x86::tile::<FORM, 4, 1>,
+            (6, 1) => x86::tile::<FORM, 6, 1>,
+            (8, 1) => x86::tile::<FORM, 8, 1>,
+            (10, 1) => x86::tile::<FORM, 10, 1>,
+            (12, 1) => x86::tile::<FORM, 12, 1>,
             _ => unreachable!("no tile of {height} rows × {panels} panels"),
         }
     }
-    match bits {
-        2 => of_bits::<2>(height, panels),
-        3 => of_bits::<3>(height, panels),
-        4 => of_bits::<4>(height, panels),
-        5 => of_bits::<5>(height, panels),
-        6 => of_bits::<6>(height, panels),
-        8 => of_bits::<8>(height, panels),
-        _ => unreachable!("no codes of {bits} bits"),
+    match form {
+        2 => of_form::<2>(height, panels),
+        3 => of_form::<3>(height, panels),
+        4 => of_form::<4>(height, panels),
+        5 => of_form::<5>(height, panels),
+        6 => of_form::<6>(height, panels),
+        8 => of_form::<8>(height, panels),
+        // Whatever the values are.
+        TABLE.. => of_form::<TABLE>(height, panels),
+        _ => unreachable!("no codes of form {form}"),
     }
 }
 
 mod x86 {
     use super::Tile;
     use crate::cpu::matmul::quantized_act::RowSpan;
-    use crate::cpu::x86::avx512::{Numbers, load_f32, load_u16, quad, room};
-    use crate::layout::cpu_n16::{PANEL, PackedZeros, planes, quads, tile_bytes};
+    use crate::cpu::x86::avx512::{Numbers, load_f32, load_u16, quad, room, table};
+    use crate::layout::cpu_n16::{PANEL, PackedZeros, TABLE, planes, quads, tile_bytes};
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
-    pub(super) fn tile<const BITS: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
+    pub(super) fn tile<const FORM: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
         let w = t.w;
         let panel_bytes = w.panel_bytes();
-        let (tile_bytes, quads) = const { (tile_bytes(BITS), quads(BITS)) };
+        let (tile_bytes, quads) = const { (tile_bytes(FORM), quads(FORM)) };
         let codes = &w.codes()[t.panel * panel_bytes..(t.panel + P) * panel_bytes];
         let middle = _mm512_set1_epi32(w.middle() as i32);
         let per_span = |s: usize, p: usize| ((t.panel + p) * w.spans().len() + s) * PANEL;
@@ -94,8 +98,9 @@ mod x86 {
                 rows,
                 zeros,
                 scales,
+                table: table(w),
             };
-            add_product::<BITS, R, P>(&operands, c);
+            add_product::<FORM, R, P>(&operands, c);
 
             if t.x_offsets {
                 for p in 0..P {
@@ -123,6 +128,7 @@ mod x86 {
         zeros: [__m512i; P],
         /// Scales of the panels.
         scales: [__m512; P],
+        table: __m512i,
     }
 
     /// Adds `scaleB·scaleA·Σ qA·(qB − zB)` to `c`.
@@ -131,12 +137,12 @@ mod x86 {
     /// panels: only then do the sums stay in registers.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-    fn add_product<const BITS: u32, const R: usize, const P: usize>(o: &Operands<'_, R, P>, c: &mut [f32]) {
-        let planes = const { planes(BITS).1 > 0 };
-        let (tile_bytes, quads) = const { (tile_bytes(BITS), quads(BITS)) };
+    fn add_product<const FORM: u32, const R: usize, const P: usize>(o: &Operands<'_, R, P>, c: &mut [f32]) {
+        let (tile_bytes, quads) = const { (tile_bytes(FORM), quads(FORM)) };
         let tiles = o.x.len() / (quads * R * 4);
         assert!(tiles * tile_bytes + (P - 1) * o.panel_bytes <= o.codes.len() && c.len() >= R * P * PANEL);
-        let mask = _mm512_set1_epi8(((1u32 << BITS) - 1) as u8 as i8);
+        let (bits, planes) = const { (planes(FORM).0, planes(FORM).1 > 0) };
+        let mask = _mm512_set1_epi8(((1u32 << bits) - 1) as u8 as i8);
         let mut sums = [[_mm512_setzero_si512(); P]; R];
         for r in 0..R {
             for p in 0..P {
@@ -161,14 +167,17 @@ mod x86 {
                 for p in 0..P {
                     if planes {
                         // SAFETY: panel p's tile, within `codes` as asserted.
-                        codes[p] = unsafe { quad::<BITS>(tile.add(p * o.panel_bytes), i) };
+                        codes[p] = unsafe { quad::<FORM>(tile.add(p * o.panel_bytes), i) };
                         continue;
                     }
                     if i > 0 {
-                        codes[p] = _mm512_srl_epi32(raw[p], _mm_cvtsi32_si128((i as u32 * BITS) as i32));
+                        codes[p] = _mm512_srl_epi32(raw[p], _mm_cvtsi32_si128((i as u32 * bits) as i32));
                     }
-                    if BITS < 8 {
+                    if bits < 8 {
                         codes[p] = _mm512_and_si512(codes[p], mask);
+                    }
+                    if FORM >= TABLE {
+                        codes[p] = _mm512_shuffle_epi8(o.table, codes[p]);
                     }
                 }
                 for r in 0..R {

@@ -18,11 +18,12 @@ pub(super) const EXACT_ACT_TILES: exact_act::Tiles = exact_act::Tiles {
     product: |height, _| if height == 1 { product::<1> } else { product::<4> },
 };
 
-/// Codes of place `place` of a panel, as tiles hold them.
+/// Values of place `place` of a panel.
 fn codes(w: &CpuN16, panel: usize, place: usize) -> [u32; PANEL] {
     let (tile, within) = (place / w.columns_per_tile(), place % w.columns_per_tile());
+    let held = w.held();
     let tile = &w.codes()[panel * w.panel_bytes() + tile * w.tile_bytes()..][..w.tile_bytes()];
-    std::array::from_fn(|lane| u32::from(code(tile, w.bits(), lane, within)))
+    std::array::from_fn(|lane| u32::from(held.value(code(tile, held.bits, lane, within))))
 }
 
 /// Zero points of a panel's group; 0 where there are offsets instead.

@@ -34,8 +34,8 @@ pub(super) struct Tiles {
     pub heights: &'static [usize],
     /// Panels of outputs that a tile of this height spans.
     pub panels: fn(height: usize) -> usize,
-    /// The function for codes of which tiles hold this many bits, for this height, and one panel or as many as `panels` says.
-    pub tile: fn(bits: u32, height: usize, panels: usize) -> TileFn,
+    /// The function for codes that tiles hold in this form, for this height, and one panel or as many as `panels` says.
+    pub tile: fn(form: u32, height: usize, panels: usize) -> TileFn,
 }
 
 /// Adds the product of a panel of x and some panels of weights, over some spans, to `c` `[height][panels · 16]`.
@@ -100,8 +100,8 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     let x = scratch.x.as_slice::<i8>();
     let row_spans = scratch.meta.as_slice::<RowSpan>();
     let tile_panels = (tiles.panels)(height);
-    let wide = (tiles.tile)(w.bits(), height, tile_panels);
-    let narrow = (tiles.tile)(w.bits(), height, 1);
+    let wide = (tiles.tile)(w.held().form(), height, tile_panels);
+    let narrow = (tiles.tile)(w.held().form(), height, 1);
     let x_block = w.places().min(BLOCK_PLACES) * height;
     let tasks = Tasks::new(rows, x_block, w.panels(), tile_panels, cpu.threads().count());
     cpu.threads().run(tasks.count, &|i| {

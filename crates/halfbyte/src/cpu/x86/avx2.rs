@@ -1,7 +1,9 @@
 //! Loads of 16 numbers with AVX2, as two registers of 8.
 
 use super::in_order::in_order;
-use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, PanelMultiples, PerGroup, Sixteen, planes, tile_bytes};
+use crate::layout::cpu_n16::{
+    CpuN16, PANEL, PackedZeros, PanelMultiples, PerGroup, Sixteen, TABLE, planes, tile_bytes,
+};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -99,22 +101,31 @@ pub(in crate::cpu) unsafe fn nibbles(tile: *const u8, half: usize) -> [__m256i; 
     [joined(low, high), joined(_mm256_srli_epi32::<2>(low), _mm256_srli_epi32::<1>(high))]
 }
 
+/// The table of a form with numbers, twice; of others nothing.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::cpu) fn table(w: &CpuN16) -> __m256i {
+    let values = w.table().unwrap_or_default();
+    // SAFETY: 16 bytes.
+    _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(values.as_ptr().cast()) })
+}
+
 /// Quad `i` of a tile: four columns of eight outputs, from output `8·half` on, a byte each.
 ///
 /// # Safety
-/// `tile` is that of a tile of codes of BITS bits.
+/// `tile` is that of a tile of a FORM.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(in crate::cpu) unsafe fn quad<const BITS: u32>(tile: *const u8, i: usize, half: usize) -> __m256i {
-    if BITS == 3 {
+pub(in crate::cpu) unsafe fn quad<const FORM: u32>(tile: *const u8, i: usize, half: usize, table: __m256i) -> __m256i {
+    if FORM == 3 {
         // Joined once for all quads of a tile, where loops over them are unrolled.
         // SAFETY: promised to this function.
         let word = unsafe { nibbles(tile, half) }[i / 2 % 2];
         let word = if i % 2 == 1 { _mm256_srli_epi32::<4>(word) } else { word };
         return _mm256_and_si256(word, _mm256_set1_epi8(15));
     }
-    let (field, high) = const { planes(BITS) };
-    let fields = const { 8 / planes(BITS).0 as usize };
+    let (field, high) = const { planes(FORM) };
+    let fields = const { 8 / planes(FORM).0 as usize };
     // SAFETY: half of the 64 bytes that hold the low fields of this quad.
     let mut codes = unsafe { _mm256_loadu_si256(tile.add(i / fields * 64 + half * 32).cast()) };
     let shift = i % fields * field as usize;
@@ -122,18 +133,21 @@ pub(in crate::cpu) unsafe fn quad<const BITS: u32>(tile: *const u8, i: usize, ha
         codes = _mm256_srl_epi32(codes, _mm_cvtsi32_si128(shift as i32));
     }
     if field < 8 {
-        codes = _mm256_and_si256(codes, _mm256_set1_epi8(const { ((1u32 << planes(BITS).0) - 1) as u8 as i8 }));
+        codes = _mm256_and_si256(codes, _mm256_set1_epi8(const { ((1u32 << planes(FORM).0) - 1) as u8 as i8 }));
+    }
+    if FORM >= TABLE {
+        return _mm256_shuffle_epi8(table, codes);
     }
     if high == 0 {
         return codes;
     }
     // SAFETY: half of the 64 bytes that a tile of two planes ends with.
-    let above = unsafe { _mm256_loadu_si256(tile.add(const { tile_bytes(BITS) - 64 } + half * 32).cast()) };
+    let above = unsafe { _mm256_loadu_si256(tile.add(const { tile_bytes(FORM) - 64 } + half * 32).cast()) };
     // Bit `i · high` of each byte becomes bit 4.
     let above = match 4usize.checked_sub(i * high as usize) {
         Some(up) => _mm256_sll_epi32(above, _mm_cvtsi32_si128(up as i32)),
         None => _mm256_srl_epi32(above, _mm_cvtsi32_si128((i * high as usize - 4) as i32)),
     };
-    let mask = _mm256_set1_epi8(const { ((1 << planes(BITS).1) - 1) << 4 });
+    let mask = _mm256_set1_epi8(const { ((1 << planes(FORM).1) - 1) << 4 });
     _mm256_or_si256(codes, _mm256_and_si256(above, mask))
 }

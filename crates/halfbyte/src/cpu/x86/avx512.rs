@@ -42,6 +42,15 @@ pub(in crate::cpu) fn load_u16(v: &[u16]) -> __m512i {
     _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(v.as_ptr().cast()) })
 }
 
+/// The table of a form with numbers, four times; of others nothing.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(in crate::cpu) fn table(w: &CpuN16) -> __m512i {
+    let values = w.table().unwrap_or_default();
+    // SAFETY: 16 bytes.
+    _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(values.as_ptr().cast()) })
+}
+
 in_order!("avx512f,f16c", __m512);
 
 /// Halves times 16 bytes with sign.

@@ -4,28 +4,48 @@ use super::PANEL;
 use crate::format::{Group, Zero};
 use crate::layout::stored::StoredTensor;
 
-/// What of each code tiles hold.
+/// What of each code tiles hold: its *value*, the code less `base`, or the number of that in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Bits of a code less `base`: 2, 3, 4, 5, 6 or 8.
+    /// Bits in a tile: 2, 3, 4, 5, 6 or 8.
     pub bits: u32,
     /// What is taken off each code.
     pub base: u8,
+    /// The values that numbers of 4 bits stand for.
+    pub table: Option<[u8; 16]>,
+}
+
+/// Added to the bits of values where a tile has their numbers in a table.
+pub const TABLE: u32 = 16;
+pub const NARROW_TABLE: u32 = TABLE + 5;
+pub const WIDE_TABLE: u32 = TABLE + 8;
+
+/// Bits of the values of a form.
+pub const fn value_bits(form: u32) -> u32 {
+    form % TABLE
 }
 
 impl Held {
     /// All bits of the format's codes, or as many as the codes of tensors one below the other use.
     pub(super) fn of(parts: &[&StoredTensor<'_>]) -> Self {
         let format = parts[0].format();
-        let all = Self { bits: format.bits, base: 0 };
+        let all = Self { bits: format.bits, base: 0, table: None };
         if format.bits != 8 || format.zero == Zero::Integer {
             return all;
+        }
+        let table = parts[0].codes().table().filter(|_| format.zero == Zero::Symmetric);
+        if let Some(codes) = table.filter(|_| parts.iter().all(|part| part.codes().table() == table)) {
+            // Around the middle, where five bits hold them.
+            let base = (format.middle() - 16) as u8;
+            let base = if codes.iter().all(|code| (base..base + 32).contains(code)) { base } else { 0 };
+            return Self { bits: 4, base, table: Some(codes.map(|code| code - base)) };
         }
         let ranges = parts.iter().map(|part| part.codes().range(format.bits));
         let Some((least, most)) = ranges.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))) else { return all };
         // Of symmetric codes the middle stays in the middle.
         let held = [5, 6].map(|bits| Self {
             bits,
+            table: None,
             base: if format.zero == Zero::Symmetric { (format.middle() - (1 << (bits - 1))) as u8 } else { 0 },
         });
         let holds = |held: &Self| held.base <= least && u32::from(most) < u32::from(held.base) + (1 << held.bits);
@@ -33,21 +53,45 @@ impl Held {
         let short = matches!(format.group, Group::Size(..=16));
         held.into_iter().filter(|held| held.bits != 5 || !short).find(holds).unwrap_or(all)
     }
+
+    /// What kernels are compiled for: the bits in a tile, or, of numbers in a table, those of its values and [`TABLE`].
+    pub fn form(&self) -> u32 {
+        match self.table {
+            None => self.bits,
+            Some(values) if values.iter().all(|&value| value < 32) => NARROW_TABLE,
+            Some(_) => WIDE_TABLE,
+        }
+    }
+
+    /// The value of what a tile holds.
+    pub fn value(&self, held: u8) -> u8 {
+        self.table.map_or(held, |values| values[held as usize % 16])
+    }
+
+    /// What a tile holds of each code; two numbers of one value are the first of them.
+    pub(crate) fn of_codes(&self) -> [u8; 256] {
+        std::array::from_fn(|code| {
+            let value = (code as u8).wrapping_sub(self.base);
+            let number = |values: [u8; 16]| values.iter().position(|&of| of == value).unwrap_or(0) as u8;
+            self.table.map_or(value, number)
+        })
+    }
 }
 
 /// Bits of a code that lie in the words that a tile begins with, and those that lie in the plane after them; of most none do.
-pub const fn planes(bits: u32) -> (u32, u32) {
-    match bits {
+pub const fn planes(form: u32) -> (u32, u32) {
+    match form {
         3 => (2, 1),
         5 => (4, 1),
         6 => (4, 2),
-        _ => (bits, 0),
+        TABLE.. => (4, 0),
+        _ => (form, 0),
     }
 }
 
 /// Columns that a tile holds.
-pub const fn columns_per_tile(bits: u32) -> usize {
-    match planes(bits) {
+pub const fn columns_per_tile(form: u32) -> usize {
+    match planes(form) {
         // Groups begin with a tile: half a plane of single bits wastes less in short ones.
         (2, _) => 16,
         (low, 0) => (32 / low) as usize,
@@ -56,16 +100,17 @@ pub const fn columns_per_tile(bits: u32) -> usize {
 }
 
 /// Runs of four columns that a tile holds.
-pub const fn quads(bits: u32) -> usize {
-    columns_per_tile(bits) / 4
+pub const fn quads(form: u32) -> usize {
+    columns_per_tile(form) / 4
 }
 
 /// Bytes of a tile.
-pub const fn tile_bytes(bits: u32) -> usize {
-    PANEL * columns_per_tile(bits) * bits as usize / 8
+pub const fn tile_bytes(form: u32) -> usize {
+    let (low, high) = planes(form);
+    PANEL * columns_per_tile(form) * (low + high) as usize / 8
 }
 
-/// Codes of columns 4·quad … 4·quad + 3 of a tile, `[16][4]`.
+/// What a tile holds of columns 4·quad … 4·quad + 3, `[16][4]`.
 #[inline(always)]
 pub(crate) fn quad(tile: &[u8], bits: u32, quad: usize) -> [u8; 4 * PANEL] {
     if bits == 3 {
@@ -87,7 +132,7 @@ pub(crate) fn quad(tile: &[u8], bits: u32, quad: usize) -> [u8; 4 * PANEL] {
     codes
 }
 
-/// The code of a lane and a column of a tile.
+/// What a tile holds of a lane and a column.
 #[inline(always)]
 pub(crate) fn code(tile: &[u8], bits: u32, lane: usize, column: usize) -> u8 {
     if bits == 3 {

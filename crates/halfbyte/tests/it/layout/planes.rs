@@ -51,7 +51,7 @@ fn tiles_hold_the_bits_that_codes_need() {
                     let (mut row, mut want) = (vec![0.0; shape[1]], vec![0.0; shape[1]]);
                     for caps in &caps {
                         let packed = pack(*caps, &[&w], true).unwrap();
-                        assert_eq!(packed.held(), Held { bits: bits_held, base: base as u8 }, "{what}");
+                        assert_eq!(packed.held(), Held { bits: bits_held, base: base as u8, table: None }, "{what}");
                         assert_eq!(packed.unpack(), q, "{what}, {caps:?}");
                         for i in 0..shape[0] {
                             packed.row(i, &mut row);
