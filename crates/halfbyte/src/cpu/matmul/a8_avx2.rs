@@ -6,10 +6,11 @@
 //! * Codes of 2 to 4 bits: `vpmaddubsw` multiplies bytes and adds pairs in int16. A pair is at most 2·15·128 = 3840,
 //!   so that eight of them fit in int16; they are added there, and widened to int32 (`vpmaddwd` by ones) a few tiles at
 //!   a time. Nothing saturates.
-//! * Values of 8 bits: a pair is up to 2·255·128, too large for int16. Bytes are split into words of the even and of the
+//! * Codes of 8 bits: a pair is up to 2·255·128, too large for int16. Bytes are split into words of the even and of the
 //!   odd columns, and `vpmaddwd` multiplies words and adds pairs in int32.
 //!
-//! Numbers in a table become its values by `vpshufb`, of 5 bits or of 8.
+//! Numbers in a table become its values by `vpshufb`: of 5 bits, as codes of 4 are multiplied; of 8 bits, less the middle, so that
+//! `vpmaddubsw` has |x|, and the value with the sign of x, of which one pair fits int16.
 
 use super::quantized_act::{TileFn, Tiles};
 use crate::layout::cpu_n16::{NARROW_TABLE, WIDE_TABLE};
@@ -72,6 +73,8 @@ mod x86 {
             }
             let mut acc: Sums<R, P> = [[[_mm256_setzero_si256(); 2]; P]; R];
             match w.zeros() {
+                // The table has taken it off.
+                PackedZeros::Symmetric if FORM == WIDE_TABLE => {}
                 PackedZeros::Symmetric => {
                     for r in 0..R {
                         acc[r] = [[_mm256_set1_epi32(middle * rows[r].minus_sum); 2]; P];
@@ -94,7 +97,8 @@ mod x86 {
             let x = &t.x[span.tile * quads * R * 4..(span.tile + span.tiles) * quads * R * 4];
             let codes = &codes[span.tile * tile_bytes..];
             match FORM {
-                8 | WIDE_TABLE => dot_bytes::<FORM, R, P>((codes, panel_bytes, table), x, &mut acc),
+                8 => dot_bytes::<R, P>(codes, panel_bytes, x, &mut acc),
+                WIDE_TABLE => dot_signed::<R, P>((codes, panel_bytes, table), x, &mut acc),
                 5 | 6 => dot_planes::<FORM, R, P>((codes, panel_bytes), x, &mut acc),
                 _ => dot::<FORM, R, P>((codes, panel_bytes, table), x, &mut acc),
             }
@@ -293,53 +297,92 @@ mod x86 {
         *acc = wide;
     }
 
-    /// As [`dot`], for values of 8 bits.
+    /// As [`dot`], for a table's values of 8 bits, less 128: products of |x| with such as have taken its sign fit int16 in pairs,
+    /// as -128 is none of them.
     #[inline(never)]
     #[target_feature(enable = "avx2")]
-    fn dot_bytes<const FORM: u32, const R: usize, const P: usize>(
+    fn dot_signed<const R: usize, const P: usize>(
         (codes, panel_bytes, table): (&[u8], usize, __m256i),
         x: &[i8],
         acc: &mut Sums<R, P>,
     ) {
-        let quads = const { quads(FORM) };
-        let tiles = x.len() / (quads * R * 4);
+        const QUADS: usize = quads(WIDE_TABLE);
+        let tiles = x.len() / (QUADS * R * 4);
         assert!(tiles * 64 + (P - 1) * panel_bytes <= codes.len());
-        let low = _mm256_set1_epi16(0xff);
+        let (ones, table) = (_mm256_set1_epi16(1), _mm256_xor_si256(table, _mm256_set1_epi8(-128)));
         let mut sums = *acc;
         let (mut tile, mut x) = (codes.as_ptr(), x.as_ptr());
         for _ in 0..tiles {
+            for i in 0..QUADS {
+                let mut values = [[_mm256_setzero_si256(); 2]; P];
+                for p in 0..P {
+                    for h in 0..2 {
+                        // SAFETY: panel p's tile, within `codes` as asserted.
+                        values[p][h] = unsafe { quad::<WIDE_TABLE>(tile.add(p * panel_bytes), i, h, table) };
+                    }
+                }
+                for r in 0..R {
+                    // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
+                    let four = _mm256_set1_epi32(unsafe { x.add((i * R + r) * 4).cast::<i32>().read_unaligned() });
+                    let magnitude = _mm256_abs_epi8(four);
+                    for p in 0..P {
+                        for h in 0..2 {
+                            let pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(values[p][h], four));
+                            sums[r][p][h] = _mm256_add_epi32(sums[r][p][h], _mm256_madd_epi16(pairs, ones));
+                        }
+                    }
+                }
+            }
             if R <= 2 {
                 for p in 0..P {
                     // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
                     _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
                 }
             }
-            for i in 0..quads {
-                let mut even = [[_mm256_setzero_si256(); 2]; P];
-                let mut odd = even;
+            x = x.wrapping_add(QUADS * R * 4);
+            tile = tile.wrapping_add(64);
+        }
+        *acc = sums;
+    }
+
+    /// As [`dot`], for codes of 8 bits.
+    #[inline(never)]
+    #[target_feature(enable = "avx2")]
+    fn dot_bytes<const R: usize, const P: usize>(codes: &[u8], panel_bytes: usize, x: &[i8], acc: &mut Sums<R, P>) {
+        let tiles = x.len() / (R * 4);
+        assert!(tiles * 64 + (P - 1) * panel_bytes <= codes.len());
+        let low = _mm256_set1_epi16(0xff);
+        let mut sums = *acc;
+        let (mut tile, mut x) = (codes.as_ptr(), x.as_ptr());
+        for _ in 0..tiles {
+            let mut even = [[_mm256_setzero_si256(); 2]; P];
+            let mut odd = even;
+            for p in 0..P {
+                for h in 0..2 {
+                    // SAFETY: half of the 64 bytes of panel p's tile, within `codes` as asserted.
+                    let raw = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
+                    even[p][h] = _mm256_and_si256(raw, low);
+                    odd[p][h] = _mm256_srli_epi16::<8>(raw);
+                }
+                if R <= 2 {
+                    // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
+                }
+            }
+            for r in 0..R {
+                // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
+                let quad = _mm256_set1_epi32(unsafe { x.add(r * 4).cast::<i32>().read_unaligned() });
+                let x_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(quad));
+                let x_odd = _mm256_srai_epi16::<8>(quad);
                 for p in 0..P {
                     for h in 0..2 {
-                        // SAFETY: panel p's tile, within `codes` as asserted.
-                        let bytes = unsafe { quad::<FORM>(tile.add(p * panel_bytes), i, h, table) };
-                        even[p][h] = _mm256_and_si256(bytes, low);
-                        odd[p][h] = _mm256_srli_epi16::<8>(bytes);
+                        let evens = _mm256_madd_epi16(even[p][h], x_even);
+                        let odds = _mm256_madd_epi16(odd[p][h], x_odd);
+                        sums[r][p][h] = _mm256_add_epi32(sums[r][p][h], _mm256_add_epi32(evens, odds));
                     }
                 }
-                for r in 0..R {
-                    // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
-                    let four = _mm256_set1_epi32(unsafe { x.add(r * 4).cast::<i32>().read_unaligned() });
-                    let x_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(four));
-                    let x_odd = _mm256_srai_epi16::<8>(four);
-                    for p in 0..P {
-                        for h in 0..2 {
-                            let evens = _mm256_madd_epi16(even[p][h], x_even);
-                            let odds = _mm256_madd_epi16(odd[p][h], x_odd);
-                            sums[r][p][h] = _mm256_add_epi32(sums[r][p][h], _mm256_add_epi32(evens, odds));
-                        }
-                    }
-                }
-                x = x.wrapping_add(R * 4);
             }
+            x = x.wrapping_add(R * 4);
             tile = tile.wrapping_add(64);
         }
         *acc = sums;

@@ -34,6 +34,8 @@ impl Held {
             return all;
         }
         let table = parts[0].codes().table().filter(|_| format.zero == Zero::Symmetric);
+        // Less the middle no value is -128.
+        let table = table.filter(|codes| !codes.contains(&0));
         if let Some(codes) = table.filter(|_| parts.iter().all(|part| part.codes().table() == table)) {
             // Around the middle, where five bits hold them.
             let base = (format.middle() - 16) as u8;

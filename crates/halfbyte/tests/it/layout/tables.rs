@@ -63,6 +63,30 @@ fn numbers_of_tables_are_the_codes_that_stand_there() {
     }
 }
 
+/// A CPU multiplies values of a table less the middle as signed bytes, of which -128 has no magnitude.
+#[test]
+fn a_table_with_the_least_code_lies_as_bytes_on_a_cpu() {
+    let (q, codes) = tabled(&mut Random(63), parse("w8a16-g32").weight, [3, 64]).remove(1);
+    let Codes::Blocks { bytes, form } = codes else { panic!("codes in blocks") };
+    let of = |least: u8| {
+        let of_codes = form.table.map(|table| table.map(|code| if code == 1 { least } else { code }));
+        let codes = Codes::Blocks { bytes: bytes.clone(), form: BlockForm { table: of_codes, ..*form }.into() };
+        let w = StoredTensor::new(
+            q.format(),
+            [3, 64],
+            codes,
+            table(&q, q.scales(), false, false),
+            StoredZeros::Symmetric,
+            None,
+        )
+        .unwrap();
+        let packed = pack(Caps::detect(), &[&w], false).unwrap();
+        assert_eq!(packed.unpack(), w.to_qtensor().unwrap());
+        packed.held().bits
+    };
+    assert_eq!([of(1), of(0)], [4, 8]);
+}
+
 /// A table is for fields of 4 bits and codes of 8, alone.
 #[test]
 fn tables_that_readers_do_not_take_are_refused() {
