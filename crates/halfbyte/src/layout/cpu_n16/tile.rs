@@ -17,6 +17,7 @@ pub struct Held {
 
 /// Added to the bits of values where a tile has their numbers in a table.
 pub const TABLE: u32 = 16;
+/// The form of numbers whose values have 5 bits, and of those whose values have 8.
 pub const NARROW_TABLE: u32 = TABLE + 5;
 pub const WIDE_TABLE: u32 = TABLE + 8;
 
