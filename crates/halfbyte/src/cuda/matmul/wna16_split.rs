@@ -59,9 +59,6 @@ const INNER: [&Kernel; 2] = [&wna16_sm90::KERNEL, &wna16_mma::KERNEL];
 /// Parts of x, and sums, that lie in memory at a time, unless those of a few rows take more.
 const MOST_BYTES: usize = 128 << 20;
 
-/// Rows of the largest tile whose weights are exact.
-const TILE: usize = 128;
-
 /// Where parts of the workspace begin.
 const ALIGNMENT: usize = 256;
 
@@ -76,15 +73,10 @@ struct Rows {
 }
 
 impl Rows {
-    /// All of them, or about a quarter of what memory would hold, in whole tiles if it holds some.
+    /// All of them, or a quarter of what memory would hold.
     fn of(problem: &Problem) -> Self {
         let (m, most) = (problem.m.max(1), Self::most(problem));
-        let tiles = (most / 4).next_multiple_of(TILE);
-        let there = match m {
-            _ if m <= most => m,
-            _ if tiles <= most => tiles,
-            _ => (most / 4 / STEP * STEP).max(STEP),
-        };
+        let there = if m <= most { m } else { (most / 4 / STEP * STEP).max(STEP) };
         let filled = match there {
             ..=FEW if problem.k.is_multiple_of(PIECE) => there,
             ..=EACH => there.next_multiple_of(FEW),
