@@ -2,15 +2,15 @@
 
 use super::gpus;
 use super::matmul::{MOST, ROWS};
-use super::products::{Bench, TYPES, check, reference_of};
+use super::products::{Bench, TYPES, prepare, reference_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
-use halfbyte::cuda::matmul::{self, Epilogue, KERNELS};
+use halfbyte::cuda::matmul::{self, KERNELS};
 use halfbyte::format::FORMATS;
 use halfbyte::kernel::Problem;
 
 const SHAPES: &[[usize; 2]] = &[[1, 1], [16, 128], [17, 33], [48, 256], [130, 300], [37, 20], [5, 0], [80, 129]];
 
-/// One kernel, where it serves: a process for each, as kernels are compiled one after the other in one.
+/// One kernel, where it serves. Each has a test, so that they can run in processes side by side: together they take many minutes.
 fn within_the_bound(name: &str) {
     let kernel = KERNELS.iter().find(|kernel| kernel.name == name).unwrap();
     for gpu in gpus().into_iter().filter(|gpu| (kernel.serves)(gpu.caps().arch)) {
@@ -22,14 +22,9 @@ fn within_the_bound(name: &str) {
             Problem { format: Some(parse(FORMATS[i])), x, y: TYPES[(i + j + s) % 3], m, n, k }
         };
         let rows = || ROWS.iter().copied().enumerate();
-        let mut instances: Vec<_> = cases()
-            .flat_map(|(i, _, s)| TYPES.into_iter().flat_map(move |x| rows().map(move |row| problem(i, s, x, row))))
-            .filter(|problem| kernel.supports(&caps, problem).is_ok())
-            .flat_map(|problem| kernel.instances_of(&caps, &problem))
-            .collect();
-        instances.sort_by_cached_key(ToString::to_string);
-        instances.dedup_by_key(|instance| instance.to_string());
-        gpu.prepare(&instances, |_| ()).unwrap();
+        let all = cases()
+            .flat_map(|(i, _, s)| TYPES.into_iter().flat_map(move |x| rows().map(move |row| problem(i, s, x, row))));
+        prepare(&gpu, kernel, all.filter(|problem| kernel.supports(&caps, problem).is_ok()));
         let (mut random, mut compared) = (Random(1), 0);
         for (i, format, s) in cases() {
             let (format, [n, k]) = (parse(format), SHAPES[s]);
@@ -49,15 +44,7 @@ fn within_the_bound(name: &str) {
                 let bench = Bench::new(kernel, &gpu, &stream);
                 for row in rows() {
                     let problem = problem(i, s, x_type, row);
-                    let y = bench.forward(
-                        &packed,
-                        &x[..problem.m * k],
-                        [x_type, problem.y],
-                        problem.m,
-                        Epilogue::default(),
-                    );
-                    let what = format!("{name}: {problem}, act-order {act_order}");
-                    check(&y, &reference, kernel.bound(&caps, &problem), &what);
+                    bench.check(&packed, &x, &problem, &reference, &format!("act-order {act_order}"));
                     compared += 1;
                 }
             }

@@ -18,6 +18,14 @@ const POISON: u8 = 0xff;
 
 pub(super) const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
 
+/// Compiles what a kernel computes problems by, each instance once.
+pub(super) fn prepare(gpu: &Gpu, kernel: &Kernel, problems: impl Iterator<Item = Problem>) {
+    let mut instances: Vec<_> = problems.flat_map(|problem| kernel.instances_of(&gpu.caps(), &problem)).collect();
+    instances.sort_by_cached_key(ToString::to_string);
+    instances.dedup_by_key(|instance| instance.to_string());
+    gpu.prepare(&instances, |_| ()).unwrap();
+}
+
 pub(super) struct Bench<'a> {
     pub(super) kernel: &'static Kernel,
     pub(super) gpu: &'a Gpu,
@@ -44,6 +52,14 @@ impl<'b> Bench<'b> {
         let mut buffer = self.gpu.context().allocate(values.len()).unwrap();
         self.stream.upload(values, buffer.view_mut()).unwrap();
         buffer
+    }
+
+    /// The product of a problem's rows, against the reference of all of them.
+    pub(super) fn check(&self, w: &Packed, x: &[f32], problem: &Problem, reference: &Product, more: &str) {
+        let &Problem { x: x_type, y, m, k, .. } = problem;
+        let got = self.forward(w, &x[..m * k], [x_type, y], m, Epilogue::default());
+        let bound = self.kernel.bound(&self.gpu.caps(), problem);
+        check(&got, reference, bound, &format!("{}: {problem}, {more}", self.kernel.name));
     }
 
     /// The product twice, whose bits must agree, with guards round the output that must stay as they were.

@@ -1,7 +1,7 @@
 //! Products with quantised activations, and the quantising itself, against the CPU and the reference.
 
 use super::gpus;
-use super::products::{Bench, caps, check, formats_of_atoms, reference_of};
+use super::products::{Bench, caps, check, formats_of_atoms, prepare, reference_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::FloatView;
@@ -165,11 +165,7 @@ pub(super) fn products_are_within_the_bound(kernel: &'static Kernel) {
         let stream = gpu.stream().unwrap();
         let mut random = Random(22);
         let cases = cases();
-        let mut instances: Vec<_> =
-            cases.iter().flatten().flat_map(|case| kernel.instances_of(&gpu.caps(), &case.problem)).collect();
-        instances.sort_by_cached_key(ToString::to_string);
-        instances.dedup_by_key(|instance| instance.to_string());
-        gpu.prepare(&instances, |_| ()).unwrap();
+        prepare(&gpu, kernel, cases.iter().flatten().map(|case| case.problem));
         for rows in cases {
             let Case { format, act_order, problem: Problem { x: x_type, n, k, .. } } = rows[0];
             let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));

@@ -2,10 +2,10 @@
 
 use super::gpus;
 use super::matmul::{MOST, ROWS};
-use super::products::{Bench, TYPES, WIDE, check, formats_of_atoms, reference_of};
+use super::products::{Bench, TYPES, WIDE, formats_of_atoms, prepare, reference_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::Float;
-use halfbyte::cuda::matmul::{self, Epilogue, KERNELS};
+use halfbyte::cuda::matmul::{self, KERNELS};
 use halfbyte::kernel::Problem;
 
 const SHAPES: [[usize; 2]; 4] = [[600, 1000], [65, 136], [1, 8], [320, 2568]];
@@ -27,14 +27,8 @@ fn within_the_bound(name: &str, types: &[Float]) {
             rows(i, s).map(problem).filter(|problem| kernel.supports(&caps, problem).is_ok()).collect::<Vec<_>>()
         };
         let cases = || (0..names.len()).flat_map(|i| (0..SHAPES.len()).map(move |s| (i, s)));
-        let mut instances: Vec<_> = cases()
-            .flat_map(|(i, s)| types.iter().map(move |&x| (i, s, x)))
-            .flat_map(|(i, s, x)| problems(i, s, x))
-            .flat_map(|problem| kernel.instances_of(&caps, &problem))
-            .collect();
-        instances.sort_by_cached_key(ToString::to_string);
-        instances.dedup_by_key(|instance| instance.to_string());
-        gpu.prepare(&instances, |_| ()).unwrap();
+        let all = cases().flat_map(|(i, s)| types.iter().map(move |&x| (i, s, x)));
+        prepare(&gpu, kernel, all.flat_map(|(i, s, x)| problems(i, s, x)));
         let (mut random, mut compared) = (Random(11), 0);
         for (i, s) in cases() {
             let (format, [n, k]) = (parse(&names[i]), SHAPES[s]);
@@ -49,14 +43,7 @@ fn within_the_bound(name: &str, types: &[Float]) {
                 let reference = reference_of(&x, MOST, &w, format.act);
                 let bench = Bench::new(kernel, &gpu, &stream);
                 for problem in problems(i, s, x_type) {
-                    let y = bench.forward(
-                        &packed,
-                        &x[..problem.m * k],
-                        [x_type, problem.y],
-                        problem.m,
-                        Epilogue::default(),
-                    );
-                    check(&y, &reference, kernel.bound(&caps, &problem), &format!("{problem}, act-order {act_order}"));
+                    bench.check(&packed, &x, &problem, &reference, &format!("act-order {act_order}"));
                     compared += 1;
                 }
             }

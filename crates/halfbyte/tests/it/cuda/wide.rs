@@ -3,7 +3,7 @@
 
 use super::gpus;
 use super::matmul::{MOST, ROWS};
-use super::products::{Bench, TYPES, WIDE, check, reference_of};
+use super::products::{Bench, TYPES, WIDE, check, prepare, reference_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel};
 use halfbyte::format::Zeros;
@@ -41,11 +41,7 @@ fn products_are_within_the_bound(name: &str) {
                 continue;
             }
             let rows = |problem: Problem| ROWS.iter().map(move |&m| Problem { m, ..problem });
-            let mut instances: Vec<_> =
-                problems(kernel).flat_map(rows).flat_map(|p| kernel.instances_of(&gpu.caps(), &p)).collect();
-            instances.sort_by_key(ToString::to_string);
-            instances.dedup_by_key(|instance| instance.to_string());
-            gpu.prepare(&instances, |_| ()).unwrap();
+            prepare(&gpu, kernel, problems(kernel).flat_map(rows));
             let (mut random, mut served) = (Random(21), 0);
             for (i, problem) in problems(kernel).enumerate() {
                 let Problem { format: Some(format), x: x_type, y: out, n, k, .. } = problem else { continue };
