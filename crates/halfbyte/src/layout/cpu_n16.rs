@@ -30,7 +30,7 @@
 //! only 5 or 6, around the middle or from 0 on, are held in as many; those of a file's table of sixteen by their numbers, as codes
 //! of 4 bits, which kernels look up as bytes ([`Held`]).
 //!
-//! Columns are sorted by group (stably), and each group begins a new tile, the rest of its last tile filled with code 0.
+//! Columns are sorted by group (stably), and each group begins a new tile, the rest of its last tile filled with 0, where x is 0 too.
 //! Kernels sum within a *span*, a group or a piece of at most [`SPAN_COLUMNS`] columns of one, and scale span by span.
 //! Scales, zero points and offsets lie as `[panel][group][16]`. Those that are known to be whole multiples of halves of several
 //! groups (GGUF's K types) lie so, a byte or a nibble a group and a half a block, and are multiplied when a group's are loaded.
