@@ -4,6 +4,9 @@
 //! calls with a [`Simd`]. [`dispatch`] calls it from a function that has the instruction set enabled, so that all of
 //! it is compiled for that set.
 
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
 use super::Cpu;
 use super::isa::Isa;
 use half::{bf16, f16};
@@ -31,6 +34,12 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `LANES` elements must be writable at `x`.
     unsafe fn store_ptr(self, x: *mut f32, v: Self::V);
+    /// Writes the lowest byte of each element's bits.
+    ///
+    /// # Safety
+    /// `LANES` bytes must be writable at `x`.
+    unsafe fn store_low_bytes_ptr(self, x: *mut i8, v: Self::V);
+    fn abs(self, x: Self::V) -> Self::V;
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
@@ -60,6 +69,14 @@ pub(crate) trait Simd: Copy {
         assert!(x.len() >= Self::LANES);
         // SAFETY: the length was checked just now.
         unsafe { self.store_ptr(x.as_mut_ptr(), v) }
+    }
+
+    /// Writes the lowest byte of each element's bits to the first elements of a slice. Panics if it is shorter than a vector.
+    #[inline(always)]
+    fn store_low_bytes(self, x: &mut [i8], v: Self::V) {
+        assert!(x.len() >= Self::LANES);
+        // SAFETY: the length was checked just now.
+        unsafe { self.store_low_bytes_ptr(x.as_mut_ptr(), v) }
     }
 
     /// A slice that is shorter than a vector, filled up with `fill`.
@@ -174,6 +191,15 @@ impl Simd for Plain {
         unsafe { *x.cast() = v }
     }
     #[inline(always)]
+    unsafe fn store_low_bytes_ptr(self, x: *mut i8, v: [f32; 4]) {
+        // SAFETY: the caller's promise.
+        unsafe { *x.cast() = v.map(|v| v.to_bits() as i8) }
+    }
+    #[inline(always)]
+    fn abs(self, x: [f32; 4]) -> [f32; 4] {
+        x.map(f32::abs)
+    }
+    #[inline(always)]
     fn add(self, a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
         std::array::from_fn(|i| a[i] + b[i])
     }
@@ -208,146 +234,6 @@ impl Simd for Plain {
     #[inline(never)]
     fn apart<K: Kernel>(self, kernel: K) -> K::Output {
         kernel.run(self)
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::{Kernel, Simd, bf16, f16};
-    use std::arch::x86_64::*;
-
-    /// AVX2 and FMA: eight elements.
-    #[derive(Clone, Copy)]
-    pub(crate) struct Avx2(pub(super) ());
-
-    /// AVX-512 F, BW, DQ, VL: sixteen elements.
-    #[derive(Clone, Copy)]
-    pub(crate) struct Avx512(pub(super) ());
-
-    macro_rules! instructions {
-        ($($name:ident($($arg:ident: $type:ty),*) -> $ret:ty { $body:expr })*) => { $(
-            #[inline(always)]
-            fn $name(self, $($arg: $type),*) -> $ret {
-                // SAFETY: register operations only; `self` exists, so the processor has the instruction set.
-                unsafe { $body }
-            }
-        )* };
-    }
-
-    impl Simd for Avx512 {
-        type V = __m512;
-        const LANES: usize = 16;
-
-        #[inline(always)]
-        fn apart<K: Kernel>(self, kernel: K) -> K::Output {
-            #[target_feature(enable = "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-            #[inline(never)]
-            fn enabled<K: Kernel>(kernel: K) -> K::Output {
-                kernel.run(Avx512(()))
-            }
-            // SAFETY: `self` exists, so the processor has the instruction set.
-            unsafe { enabled(kernel) }
-        }
-
-        #[inline(always)]
-        unsafe fn load_ptr(self, x: *const f32) -> __m512 {
-            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
-            unsafe { _mm512_loadu_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load_f16_ptr(self, x: *const f16) -> __m512 {
-            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
-            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.cast())) }
-        }
-        #[inline(always)]
-        unsafe fn load_bf16_ptr(self, x: *const bf16) -> __m512 {
-            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
-            unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(x.cast())))) }
-        }
-        #[inline(always)]
-        unsafe fn load_i8_ptr(self, x: *const i8) -> __m512 {
-            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
-            unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.cast()))) }
-        }
-        #[inline(always)]
-        unsafe fn store_ptr(self, x: *mut f32, v: __m512) {
-            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
-            unsafe { _mm512_storeu_ps(x, v) }
-        }
-        instructions! {
-            splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
-            add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
-            sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
-            mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
-            div(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
-            mul_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
-            max(a: __m512, b: __m512) -> __m512 { _mm512_max_ps(a, b) }
-            if_less(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
-                _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x)
-            }
-            shift_to_exponent(x: __m512) -> __m512 {
-                _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(x)))
-            }
-            sum(v: __m512) -> f32 { _mm512_reduce_add_ps(v) }
-            greatest(v: __m512) -> f32 { _mm512_reduce_max_ps(v) }
-        }
-    }
-
-    impl Simd for Avx2 {
-        type V = __m256;
-        const LANES: usize = 8;
-
-        #[inline(always)]
-        fn apart<K: Kernel>(self, kernel: K) -> K::Output {
-            #[target_feature(enable = "avx,avx2,fma,f16c")]
-            #[inline(never)]
-            fn enabled<K: Kernel>(kernel: K) -> K::Output {
-                kernel.run(Avx2(()))
-            }
-            // SAFETY: `self` exists, so the processor has the instruction set.
-            unsafe { enabled(kernel) }
-        }
-
-        #[inline(always)]
-        unsafe fn load_ptr(self, x: *const f32) -> __m256 {
-            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
-            unsafe { _mm256_loadu_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn load_f16_ptr(self, x: *const f16) -> __m256 {
-            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
-            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(x.cast())) }
-        }
-        #[inline(always)]
-        unsafe fn load_bf16_ptr(self, x: *const bf16) -> __m256 {
-            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
-            unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(x.cast())))) }
-        }
-        #[inline(always)]
-        unsafe fn load_i8_ptr(self, x: *const i8) -> __m256 {
-            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
-            unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.cast()))) }
-        }
-        #[inline(always)]
-        unsafe fn store_ptr(self, x: *mut f32, v: __m256) {
-            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
-            unsafe { _mm256_storeu_ps(x, v) }
-        }
-        instructions! {
-            splat(x: f32) -> __m256 { _mm256_set1_ps(x) }
-            add(a: __m256, b: __m256) -> __m256 { _mm256_add_ps(a, b) }
-            sub(a: __m256, b: __m256) -> __m256 { _mm256_sub_ps(a, b) }
-            mul(a: __m256, b: __m256) -> __m256 { _mm256_mul_ps(a, b) }
-            div(a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
-            mul_add(a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
-            max(a: __m256, b: __m256) -> __m256 { _mm256_max_ps(a, b) }
-            if_less(a: __m256, b: __m256, x: __m256, y: __m256) -> __m256 {
-                _mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b))
-            }
-            shift_to_exponent(x: __m256) -> __m256 {
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(x)))
-            }
-        }
     }
 }
 
@@ -417,12 +303,18 @@ mod tests {
                 s.if_less(a, b, two, a),
                 s.load_part(&[5.0, 6.0], 7.0),
                 shifted,
+                s.abs(a),
             ] {
                 results.extend(&s.to_array(v)[..4]);
             }
             let mut part = [9.0; 3];
             s.store_part(&mut part[..2], a);
             results.extend(part);
+            let (mut bytes, bits) = ([3i8; 17], f32::from_bits(0x4b40_01ff));
+            s.store_low_bytes(&mut bytes[..n], s.splat(bits));
+            assert!(bytes[..n].iter().all(|&byte| byte == -1));
+            s.store_low_bytes(&mut bytes[..n], s.splat(f32::from_bits(0x4b40_01fe)));
+            results.extend([-1.0, f32::from(bytes[n - 1] as u8), f32::from(bytes[n])]);
             results
         }
     }
@@ -439,7 +331,7 @@ mod tests {
             let expected = [
                 0.0, 1.0, 2.0, 3.0,  -4.0, -3.0, -2.0, -1.0,  -4.0, -2.0, 0.0, 2.0,  -1.0, -0.5, 0.0, 0.5,
                 -2.0, 0.0, 2.0, 4.0,  1.0, nan, 1.0, 1.0,  1.0, -1.0, 1.0, 1.0,  2.0, -1.0, 2.0, 1.0,
-                5.0, 6.0, 7.0, 7.0,  8.0, 8.0, 8.0, 8.0,  -2.0, -1.0, 9.0,
+                5.0, 6.0, 7.0, 7.0,  8.0, 8.0, 8.0, 8.0,  2.0, 1.0, 0.0, 1.0,  -2.0, -1.0, 9.0,  -1.0, 254.0, 3.0,
             ];
             assert_eq!(format!("{:?}", &got[2..]), format!("{expected:?}"), "{isa:?}");
         }

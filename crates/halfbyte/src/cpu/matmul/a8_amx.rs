@@ -66,10 +66,7 @@ impl Operands for Bytes<'_> {
                     }
                     (Rows::Matrix(x), Some(row)) => {
                         let row = self.whole.ordered(x, row, room);
-                        let isa = self.cpu.caps().isa;
-                        encode_row(isa, &self.whole, row, bytemuck::cast_slice_mut(line), |span, of_row| {
-                            numbers[span * ROWS + r] = of_row;
-                        });
+                        encode_row(self.cpu, &self.whole, row, bytemuck::cast_slice_mut(line), &mut numbers[r..], ROWS);
                     }
                     (Rows::Encoded(pixels), Some(row)) => pixels.row(row, line, ROWS, &mut numbers[r..]),
                     (Rows::Patches(..), _) => unreachable!("pixels are quantised before their windows are gathered"),

@@ -131,6 +131,9 @@ mod x86 {
         table: __m512i,
     }
 
+    /// Sums of so many codes of x, of 128 at most, are int16.
+    const SHORT: usize = 255;
+
     /// Adds `scaleB·scaleA·Σ qA·(qB − zB)` to `c`.
     ///
     /// A function of its own, not inlined, and short enough that the compiler unrolls all its loops over rows and
@@ -144,9 +147,18 @@ mod x86 {
         let (bits, planes) = const { (planes(FORM).0, planes(FORM).1 > 0) };
         let mask = _mm512_set1_epi8(((1u32 << bits) - 1) as u8 as i8);
         let mut sums = [[_mm512_setzero_si512(); P]; R];
-        for r in 0..R {
-            for p in 0..P {
-                sums[r][p] = _mm512_mullo_epi32(o.zeros[p], _mm512_set1_epi32(o.rows[r].minus_sum));
+        if tiles * quads * 4 <= SHORT {
+            for r in 0..R {
+                for p in 0..P {
+                    // Products of int16, which take half as long: zero points have no upper halves.
+                    sums[r][p] = _mm512_madd_epi16(o.zeros[p], _mm512_set1_epi32(o.rows[r].minus_sum));
+                }
+            }
+        } else {
+            for r in 0..R {
+                for p in 0..P {
+                    sums[r][p] = _mm512_mullo_epi32(o.zeros[p], _mm512_set1_epi32(o.rows[r].minus_sum));
+                }
             }
         }
         let (mut tile, mut x) = (o.codes.as_ptr(), o.x.as_ptr());

@@ -11,7 +11,7 @@ use super::{Scratch, widen};
 use crate::conv::Conv2dShape;
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
-use crate::cpu::isa::{Isa, per_isa};
+use crate::cpu::lanes::{Kernel, Simd, dispatch};
 use crate::cpu::patches::Patches;
 use crate::format::{Act, Group};
 use crate::layout::cpu_n16::{CpuN16, FILLER, Span};
@@ -102,7 +102,7 @@ impl<'a> Pixels<'a> {
                 for (pixel, at) in pixels.zip(0..) {
                     let x = self.ordered(x, pixel, row);
                     let codes = bytemuck::cast_slice_mut(&mut out[at * quads..(at + 1) * quads]);
-                    encode_row(cpu.caps().isa, self, x, codes, |span, numbers| row_spans[at * spans + span] = numbers);
+                    encode_row(cpu, self, x, codes, &mut row_spans[at * spans..], 1);
                 }
             });
         });
@@ -146,114 +146,203 @@ impl<'a> Pixels<'a> {
 /// Pixels that are quantised together.
 const BLOCK_PIXELS: usize = 64;
 
-/// Quantises a row that lies in the order of places; hands out the numbers of each span.
+/// Quantises a row that lies in the order of places; the numbers of span `s` go to `numbers[s · stride]`.
 pub(super) fn encode_row(
-    isa: Isa,
+    cpu: &Cpu,
     of: &Pixels<'_>,
     row: &[f32],
     codes: &mut [i8],
-    mut put: impl FnMut(usize, RowSpan),
+    numbers: &mut [RowSpan],
+    stride: usize,
 ) {
-    let (spans, per_tile) = (of.spans, of.per_tile);
-    let mut s = 0;
-    while s < spans.len() {
-        let group = spans[s].group;
-        let in_group = spans[s..].iter().take_while(|span| of.one_scale || span.group == group).count();
-        let extremes = spans[s..s + in_group].iter().fold(Extremes::NONE, |e, span| {
-            let piece = &row[span.tile * per_tile..][..span.columns];
-            e.join(if of.act == Act::A8Asym { low_and_high(isa, piece) } else { magnitude(isa, piece) })
-        });
-        let range = match of.act {
-            Act::A8Asym => ActRange::asymmetric(extremes.low, extremes.high, extremes.finite()),
-            _ => ActRange::symmetric(f32::from_bits(extremes.magnitude_bits)),
-        };
-        for (span, at) in spans[s..s + in_group].iter().zip(s..) {
-            let start = span.tile * per_tile;
-            let out = &mut codes[start..start + span.tiles * per_tile];
-            let sum = encode(isa, &row[start..start + span.columns], range, &mut out[..span.columns]);
-            out[span.columns..].fill(0);
-            put(
-                at,
-                RowSpan {
-                    scale: range.scale,
-                    minus_sum: -sum,
-                    total: range.scale * sum as f32 + span.columns as f32 * range.offset,
+    dispatch(cpu, EncodeRow { of, row, codes, numbers, stride });
+}
+
+struct EncodeRow<'a> {
+    of: &'a Pixels<'a>,
+    row: &'a [f32],
+    codes: &'a mut [i8],
+    numbers: &'a mut [RowSpan],
+    stride: usize,
+}
+
+impl Kernel for EncodeRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.of.act {
+            Act::A8Asym => self.by::<S, true>(s),
+            _ => self.by::<S, false>(s),
+        }
+    }
+}
+
+impl EncodeRow<'_> {
+    #[inline(always)]
+    fn by<S: Simd, const OFFSET: bool>(self, s: S) {
+        let (spans, per_tile) = (self.of.spans, self.of.per_tile);
+        let mut first = 0;
+        while first < spans.len() {
+            let mut end = first + 1;
+            while end < spans.len() && (self.of.one_scale || spans[end].group == spans[first].group) {
+                end += 1;
+            }
+            let mut extremes = Extremes::none::<OFFSET>(s);
+            for span in &spans[first..end] {
+                extremes.take::<OFFSET>(s, &self.row[span.tile * per_tile..][..span.columns]);
+            }
+            let range = extremes.range::<OFFSET>(s);
+            for (at, span) in (first..).zip(&spans[first..end]) {
+                let start = span.tile * per_tile;
+                let codes = &mut self.codes[start..start + span.tiles * per_tile];
+                let x = &self.row[start..start + span.columns];
+                let sum = encode::<S, OFFSET>(s, x, range, &mut codes[..span.columns]);
+                if let filler @ [_, ..] = &mut codes[span.columns..] {
+                    filler.fill(0);
+                }
+                self.numbers[at * self.stride] = RowSpan {
+                    // NaN where one of the elements is.
+                    scale: range.scale + 0.0 * sum,
+                    minus_sum: -(sum as i32),
+                    total: range.scale * sum + span.columns as f32 * range.offset,
                     offset: range.offset,
-                },
-            );
-        }
-        s += in_group;
-    }
-}
-
-/// Least, greatest element, and the greatest magnitude as bits, by which NaN and infinity are greatest.
-#[derive(Clone, Copy)]
-struct Extremes {
-    low: f32,
-    high: f32,
-    magnitude_bits: u32,
-}
-
-impl Extremes {
-    const NONE: Self = Self { low: f32::INFINITY, high: f32::NEG_INFINITY, magnitude_bits: 0 };
-
-    fn join(self, other: Self) -> Self {
-        Self {
-            low: self.low.min(other.low),
-            high: self.high.max(other.high),
-            magnitude_bits: self.magnitude_bits.max(other.magnitude_bits),
+                };
+            }
+            first = end;
         }
     }
+}
 
-    fn finite(self) -> bool {
-        f32::from_bits(self.magnitude_bits).is_finite()
+/// What a range is made of, of elements but NaN: the least one, if the range has an offset, and the greatest one or magnitude; of parts, as many
+/// as two vectors have elements, so that one does not wait for the other.
+struct Extremes<S: Simd> {
+    least: [S::V; 2],
+    greatest: [S::V; 2],
+}
+
+impl<S: Simd> Extremes<S> {
+    #[inline(always)]
+    fn none<const OFFSET: bool>(s: S) -> Self {
+        let greatest = if OFFSET { f32::NEG_INFINITY } else { 0.0 };
+        Self { least: [s.splat(f32::INFINITY); 2], greatest: [s.splat(greatest); 2] }
+    }
+
+    #[inline(always)]
+    fn take<const OFFSET: bool>(&mut self, s: S, x: &[f32]) {
+        let pairs = x.chunks_exact(2 * S::LANES);
+        for x in pairs.clone() {
+            self.take_vector::<OFFSET>(s, s.load(x), 0);
+            self.take_vector::<OFFSET>(s, s.load(&x[S::LANES..]), 1);
+        }
+        for x in pairs.remainder().chunks(S::LANES) {
+            self.take_vector::<OFFSET>(s, s.load_part(x, x[0]), 0);
+        }
+    }
+
+    #[inline(always)]
+    fn take_vector<const OFFSET: bool>(&mut self, s: S, x: S::V, part: usize) {
+        if OFFSET {
+            self.least[part] = s.if_less(x, self.least[part], x, self.least[part]);
+            self.greatest[part] = s.max(x, self.greatest[part]);
+        } else {
+            self.greatest[part] = s.max(s.abs(x), self.greatest[part]);
+        }
+    }
+
+    #[inline(always)]
+    fn range<const OFFSET: bool>(&self, s: S) -> ActRange {
+        let greatest = s.greatest(s.max(self.greatest[0], self.greatest[1]));
+        if !OFFSET {
+            return ActRange::symmetric(greatest);
+        }
+        let [a, b] = self.least.map(|v| s.sub(s.splat(0.0), v));
+        let least = -s.greatest(s.max(a, b));
+        ActRange::asymmetric(least, greatest, true)
     }
 }
 
-per_isa! {
-    fn magnitude(x: &[f32]) -> Extremes {
-        let bits = x.iter().fold(0u32, |a, v| a.max(v.to_bits() & 0x7fff_ffff));
-        Extremes { magnitude_bits: bits, ..Extremes::NONE }
+/// [`ActRange::code`] of each element, and their sum, NaN if one of them is: exact up to 2²⁴ / 128 elements in each part of a vector.
+#[inline(always)]
+fn encode<S: Simd, const OFFSET: bool>(s: S, x: &[f32], range: ActRange, codes: &mut [i8]) -> f32 {
+    // Adding 1.5·2²³ rounds to an integer, half to even, and leaves it in the lowest bits.
+    const ROUND: f32 = 12_582_912.0;
+    let [base, inverse, round, back] = [range.base, range.inverse, ROUND - range.shift, ROUND].map(|v| s.splat(v));
+    let rounded = |x| s.add(s.mul(if OFFSET { s.sub(x, base) } else { x }, inverse), round);
+    let (pairs, mut code_pairs) = (x.chunks_exact(2 * S::LANES), codes.chunks_exact_mut(2 * S::LANES));
+    let mut sums = [s.splat(0.0); 2];
+    for (x, codes) in pairs.clone().zip(&mut code_pairs) {
+        let code = [rounded(s.load(x)), rounded(s.load(&x[S::LANES..]))];
+        s.store_low_bytes(codes, code[0]);
+        s.store_low_bytes(&mut codes[S::LANES..], code[1]);
+        sums = [s.add(sums[0], s.sub(code[0], back)), s.add(sums[1], s.sub(code[1], back))];
     }
+    let mut sum = s.sum(s.add(sums[0], sums[1]));
+    for (x, codes) in pairs.remainder().chunks(S::LANES).zip(code_pairs.into_remainder().chunks_mut(S::LANES)) {
+        let (mut bytes, code) = ([0i8; 16], rounded(s.load_part(x, 0.0)));
+        s.store_low_bytes(&mut bytes, code);
+        codes.copy_from_slice(&bytes[..x.len()]);
+        sum += s.to_array(s.sub(code, back))[..x.len()].iter().sum::<f32>();
+    }
+    sum
 }
 
-per_isa! {
-    fn low_and_high(x: &[f32]) -> Extremes {
-        // Sixteen of each side by side, for the vectoriser: it may not reorder float comparisons itself.
-        let (mut low, mut high, mut bits) = ([f32::INFINITY; 16], [f32::NEG_INFINITY; 16], [0u32; 16]);
-        let chunks = x.chunks_exact(16);
-        let rest = chunks.remainder();
-        for chunk in chunks {
-            for i in 0..16 {
-                let v = chunk[i];
-                low[i] = if v < low[i] { v } else { low[i] };
-                high[i] = if v > high[i] { v } else { high[i] };
-                bits[i] = bits[i].max(v.to_bits() & 0x7fff_ffff);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::isa::{Caps, Isa};
+    use crate::format::{Format, QTensor, Zeros};
+    use crate::quantize::activations::quantize_activations;
+
+    #[test]
+    fn codes_are_those_of_the_rule_on_every_instruction_set() {
+        for (name, k) in [
+            ("w4a8-g32", 256usize),
+            ("w4a8-g20", 95),
+            ("w8a8-g16", 50),
+            ("w8a8", 4099),
+            ("w4a8-g128-xasym", 300),
+            ("w2a8-g7-xasym", 65),
+        ] {
+            let format: Format = name.parse().unwrap();
+            let groups = k.div_ceil(format.weight.group.len(k));
+            let w =
+                QTensor::new(format.weight, [16, k], vec![0; 16 * k], vec![1.0; 16 * groups], Zeros::Symmetric, None);
+            let w = w.unwrap();
+            let packed = CpuN16::pack(&w, format.act == Act::A8Asym);
+            let mut row: Vec<f32> = (0..k).map(|i| ((i * 7919 + 13) % 1009) as f32 / 97.0 - 4.0).collect();
+            row[k / 2] = -30.0;
+            // A group without range.
+            row[..format.weight.group.len(k).min(20)].fill(1e-32);
+            for special in [None, Some(f32::NAN), Some(f32::INFINITY)] {
+                row[k - 1] = special.unwrap_or(2.5);
+                let expected = quantize_activations(&row, 1, &w, format.act);
+                for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512] {
+                    let Ok(caps) = Caps::detect().limited_to(isa) else { continue };
+                    let (mut codes, spans) = (vec![77; packed.places()], packed.spans());
+                    let mut numbers = vec![RowSpan::default(); 2 * spans.len()];
+                    let (of, mut room) = (Pixels::new(&packed, format.act, 1), vec![0.0; packed.places().max(k)]);
+                    let row = of.ordered(Floats::F32(&row), 0, &mut room);
+                    encode_row(&Cpu::with_caps(1, caps).unwrap(), &of, row, &mut codes, &mut numbers, 2);
+                    let mut column = 0;
+                    for (span, got) in spans.iter().zip(numbers.iter().step_by(2)) {
+                        let codes = &codes[span.tile * packed.columns_per_tile()..][..span.columns];
+                        let (scale, offset) = (expected.scales[span.group], expected.offsets[span.group]);
+                        let of_rule = &expected.codes[column..column + span.columns];
+                        column += span.columns;
+                        if scale.is_nan() {
+                            // Of several spans of a group one is enough.
+                            assert!(got.scale.is_nan() || column < k, "{name}, {isa:?}");
+                            continue;
+                        }
+                        assert_eq!(codes, of_rule, "{name}, {isa:?}");
+                        let sum: i32 = of_rule.iter().map(|&code| i32::from(code)).sum();
+                        assert_eq!((got.scale, got.offset, got.minus_sum), (scale, offset, -sum), "{name}, {isa:?}");
+                        assert_eq!(got.total, scale * sum as f32 + span.columns as f32 * offset, "{name}, {isa:?}");
+                    }
+                    assert_eq!(column, k);
+                }
             }
         }
-        let mut all = Extremes::NONE;
-        for i in 0..16 {
-            all = all.join(Extremes { low: low[i], high: high[i], magnitude_bits: bits[i] });
-        }
-        for &v in rest {
-            all = all.join(Extremes { low: v, high: v, magnitude_bits: v.to_bits() & 0x7fff_ffff });
-        }
-        all
-    }
-}
-
-per_isa! {
-    /// [`ActRange::code`] of each element, and their sum.
-    fn encode(x: &[f32], range: ActRange, out: &mut [i8]) -> i32 {
-        // Adding 1.5·2²³ rounds to an integer, half to even, and leaves it in the lowest bits.
-        const ROUND: f32 = 12_582_912.0;
-        let flip = if range.shift == 0.0 { 0u8 } else { 0x80 };
-        let mut sum = 0i32;
-        for (out, &v) in out.iter_mut().zip(x) {
-            let code = (((v - range.base) * range.inverse + ROUND).to_bits() as u8 ^ flip) as i8;
-            *out = code;
-            sum += i32::from(code);
-        }
-        sum
     }
 }

@@ -183,9 +183,7 @@ impl Pack<'_> {
                 match self.x {
                     Rows::Matrix(x) => {
                         let row = self.whole.ordered(x, row, room);
-                        encode_row(isa, &self.whole, row, bytemuck::cast_slice_mut(line), |span, numbers| {
-                            row_spans[span * height + r] = numbers;
-                        });
+                        encode_row(cpu, &self.whole, row, bytemuck::cast_slice_mut(line), &mut row_spans[r..], height);
                     }
                     Rows::Encoded(pixels) => pixels.row(row, line, height, &mut row_spans[r..]),
                     Rows::Patches(..) => unreachable!("pixels are quantised before their windows are gathered"),
