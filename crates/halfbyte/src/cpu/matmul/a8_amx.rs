@@ -125,8 +125,8 @@ struct Outputs {
 
 mod x86 {
     use super::{CpuN16, Outputs, Piece, ROWS, RowSpan, Sums, TILE};
-    use crate::cpu::x86::avx512::{load_f32, load_per_group, load_u16, quad, table};
-    use crate::layout::cpu_n16::{PANEL, PackedZeros, TABLE, columns_per_tile, planes, quads, tile_bytes};
+    use crate::cpu::x86::avx512::{codes_as_bytes, load_f32, load_per_group, load_u16};
+    use crate::layout::cpu_n16::{PANEL, PackedZeros};
     use std::arch::x86_64::*;
 
     /// What is subtracted from codes of 8 bits, so that they are int8 whatever their zero point.
@@ -134,11 +134,6 @@ mod x86 {
 
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) fn convert<const FORM: u32>(w: &CpuN16, panel: usize, piece: &Piece, out: &mut [u8]) {
-        let (bits, planes) = const { (planes(FORM).0, planes(FORM).1 > 0) };
-        let (per_tile, quads, tile_bytes) = const { (columns_per_tile(FORM), quads(FORM), tile_bytes(FORM)) };
-        let codes = &w.codes()[(panel * w.tiles() + piece.places.0 / per_tile) * tile_bytes..];
-        let tiles = &codes[..piece.range().len() / per_tile * tile_bytes];
-        assert_eq!(out.len(), tiles.len() / tile_bytes * quads * 64);
         let zero = match w.zeros() {
             _ if FORM == 8 => _mm512_set1_epi8(MIDDLE as i8),
             PackedZeros::Symmetric => _mm512_set1_epi8(w.middle() as i8),
@@ -149,30 +144,7 @@ mod x86 {
             }
             PackedZeros::Float(_) => _mm512_setzero_si512(),
         };
-        let table = table(w);
-        let mask = _mm512_set1_epi8(((1u32 << bits) - 1) as u8 as i8);
-        let (count, tiles, out) = (tiles.len() / tile_bytes, tiles.as_ptr(), out.as_mut_ptr());
-        for tile in 0..count {
-            // SAFETY: the first 64 bytes of each tile.
-            let raw = unsafe { _mm512_loadu_si512(tiles.add(tile * tile_bytes).cast()) };
-            for at in (0..tile_bytes).step_by(64) {
-                // The same tile of the panel that is converted next but one; a prefetch never faults.
-                let ahead = (tile + 2 * w.tiles()) * tile_bytes + at;
-                _mm_prefetch::<_MM_HINT_T0>(tiles.wrapping_add(ahead).cast());
-            }
-            for i in 0..quads {
-                let codes = if planes {
-                    // SAFETY: a whole tile.
-                    unsafe { quad::<FORM>(tiles.add(tile * tile_bytes), i) }
-                } else {
-                    _mm512_srl_epi32(raw, _mm_cvtsi32_si128((i as u32 * bits) as i32))
-                };
-                let codes = if bits < 8 && !planes { _mm512_and_si512(codes, mask) } else { codes };
-                let codes = if FORM >= TABLE { _mm512_shuffle_epi8(table, codes) } else { codes };
-                // SAFETY: 64 bytes of `out`, which has as many for each quad of each tile, as asserted.
-                unsafe { _mm512_storeu_si512(out.add((tile * quads + i) * 64).cast(), _mm512_sub_epi8(codes, zero)) };
-            }
-        }
+        codes_as_bytes::<FORM>(w, panel, piece.range(), zero, out);
     }
 
     /// See [`super::Operands::outputs`]. What is added once a span is 0 but for its first piece.

@@ -15,7 +15,7 @@
 use super::quantized_act::{TileFn, Tiles};
 use crate::layout::cpu_n16::{NARROW_TABLE, WIDE_TABLE};
 
-pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4], panels, tile };
+pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4], panels, tile, as_bytes: |_| None };
 
 fn panels(height: usize) -> usize {
     if height <= 2 { 2 } else { 1 }

@@ -10,13 +10,15 @@
 //!     y[r][p] += scaleB·scaleA·acc [+ scaleB·offsetA·ΣqB'] [+ offsetB·ΣxA]
 //! ```
 //!
+//! Codes in planes (3, 5 and 6 bits) that several panels of rows meet become bytes before, once, in the driver's buffer.
+//!
 //! The zero point goes in as the accumulator's first value, exact in int32. A tile of 12 rows × 2 panels holds 24 sums
 //! in registers and does 48 dot products for each 128 bytes of codes, which cost two loads and six shifts and masks.
 
-use super::quantized_act::{Tile, TileFn, Tiles};
+use super::quantized_act::{AsBytesFn, Tile, TileFn, Tiles};
 use crate::layout::cpu_n16::TABLE;
 
-pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, tile };
+pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, tile, as_bytes };
 
 fn panels(height: usize) -> usize {
     if height <= 6 { 4 } else { 2 }
@@ -55,19 +57,41 @@ fn tile(form: u32, height: usize, panels: usize) -> TileFn {
     }
 }
 
+/// Those in planes, which take 2 to 4 loads, shifts and joins for each 64 bytes.
+fn as_bytes(form: u32) -> Option<AsBytesFn> {
+    match form {
+        3 => Some(x86::as_bytes::<3>),
+        5 => Some(x86::as_bytes::<5>),
+        6 => Some(x86::as_bytes::<6>),
+        _ => None,
+    }
+}
+
 mod x86 {
     use super::Tile;
     use crate::cpu::matmul::quantized_act::RowSpan;
-    use crate::cpu::x86::avx512::{Numbers, load_f32, load_u16, quad, room, table};
-    use crate::layout::cpu_n16::{PANEL, PackedZeros, TABLE, planes, quads, tile_bytes};
+    use crate::cpu::x86::avx512::{Numbers, codes_as_bytes, load_f32, load_u16, quad, room, table};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, TABLE, planes, quads, tile_bytes};
     use std::arch::x86_64::*;
+    use std::ops::Range;
 
+    /// See [`super::AsBytesFn`].
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn as_bytes<const FORM: u32>(w: &CpuN16, panel: usize, places: Range<usize>, out: &mut [u8]) {
+        codes_as_bytes::<FORM>(w, panel, places, _mm512_setzero_si512(), out);
+    }
+
+    /// See [`super::TileFn`]; FORM is that of the codes of the weight, or 8 where they are bytes already.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
     pub(super) fn tile<const FORM: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
         let w = t.w;
-        let panel_bytes = w.panel_bytes();
-        let (tile_bytes, quads) = const { (tile_bytes(FORM), quads(FORM)) };
-        let codes = &w.codes()[t.panel * panel_bytes..(t.panel + P) * panel_bytes];
+        let (per_tile, mut panel_bytes, mut first) = (w.columns_per_tile(), w.panel_bytes(), 0);
+        let mut codes = &w.codes()[t.panel * panel_bytes..(t.panel + P) * panel_bytes];
+        let mut tile_bytes = const { tile_bytes(FORM) };
+        if !t.bytes.is_empty() {
+            (codes, panel_bytes, tile_bytes) = (t.bytes, t.bytes.len() / P, per_tile * PANEL);
+            first = w.spans()[t.spans.start].tile;
+        }
         let middle = _mm512_set1_epi32(w.middle() as i32);
         let per_span = |s: usize, p: usize| ((t.panel + p) * w.spans().len() + s) * PANEL;
 
@@ -92,9 +116,9 @@ mod x86 {
                 PackedZeros::Float(_) => zeros = [_mm512_setzero_si512(); P],
             }
             let operands = Operands {
-                codes: &codes[span.tile * tile_bytes..],
+                codes: &codes[(span.tile - first) * tile_bytes..],
                 panel_bytes,
-                x: &t.x[span.tile * quads * R * 4..(span.tile + span.tiles) * quads * R * 4],
+                x: &t.x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R],
                 rows,
                 zeros,
                 scales,

@@ -8,7 +8,7 @@ use quantized_act::Tile;
 use std::ops::Range;
 
 pub(super) const QUANTIZED_ACT_TILES: quantized_act::Tiles =
-    quantized_act::Tiles { heights: &[1], panels: |_| 1, tile: |_, _, _| quantized_tile };
+    quantized_act::Tiles { heights: &[1], panels: |_| 1, tile: |_, _, _| quantized_tile, as_bytes: |_| None };
 
 pub(super) const EXACT_ACT_TILES: exact_act::Tiles = exact_act::Tiles {
     heights: &[1, 4],

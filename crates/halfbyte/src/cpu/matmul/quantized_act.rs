@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! x → codes qA, scale sA, offset oA of each row and group; sums of each span         (once, all threads)
-//! for each task (outputs × rows), for each block of spans that fits the cache:
-//!     for each tile of outputs, for each panel of rows:                               (in registers)
+//! for each task (outputs × rows), for each block of spans that fits the cache, for each tile of outputs:
+//!     codes of fewer bits become bytes in a buffer                                    (if several panels of rows meet them)
+//!     for each panel of rows:                                                         (in registers)
 //!         for each span:  D = Σ qA·(qB − zB)         int32, exact
 //!                         y += sB·(sA·D + oA·ΣqB') + oB·(sA·ΣqA + K·oA)
 //! epilogue
@@ -19,11 +20,17 @@ use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::transpose::transpose;
 use crate::format::Act;
-use crate::layout::cpu_n16::{CpuN16, PANEL, Span};
+use crate::layout::cpu_n16::{CpuN16, PANEL};
 use std::ops::Range;
 
 /// Places along k that are multiplied before the next tile of outputs: a panel of x and one of weights in the cache.
 const BLOCK_PLACES: usize = 4096;
+
+/// The same where codes become bytes before: two panels of 16 outputs take 32 KiB.
+const BLOCK_PLACES_OF_BYTES: usize = 1024;
+
+/// From how many panels of rows on codes of fewer bits become bytes before they are multiplied.
+const LEAST_PANELS_FOR_BYTES: usize = 3;
 
 /// Below this many elements of x, one thread quantises them all.
 const PARALLEL_ELEMENTS: usize = 1 << 14;
@@ -36,6 +43,8 @@ pub(super) struct Tiles {
     pub panels: fn(height: usize) -> usize,
     /// The function for codes that tiles hold in this form, for this height, and one panel or as many as `panels` says.
     pub tile: fn(form: u32, height: usize, panels: usize) -> TileFn,
+    /// Makes bytes of codes of this form, which the function for codes of 8 bits multiplies; None where that gains little.
+    pub as_bytes: fn(form: u32) -> Option<AsBytesFn>,
 }
 
 /// Adds the product of a panel of x and some panels of weights, over some spans, to `c` `[height][panels · 16]`.
@@ -44,12 +53,20 @@ pub(super) struct Tiles {
 /// The processor has the instruction set; the tile's slices are as long as its fields say.
 pub(super) type TileFn = unsafe fn(tile: &Tile<'_>, c: &mut [f32]);
 
+/// Writes the codes of some places of a panel, whole tiles, as bytes, `[place / 4][16][4]`.
+///
+/// # Safety
+/// The processor has the instruction set.
+pub(super) type AsBytesFn = unsafe fn(w: &CpuN16, panel: usize, places: Range<usize>, out: &mut [u8]);
+
 /// What a tile function multiplies.
 pub(super) struct Tile<'a> {
     /// Weights.
     pub w: &'a CpuN16,
     /// First panel of outputs.
     pub panel: usize,
+    /// The codes of these panels and spans as bytes, one panel after the other; or empty.
+    pub bytes: &'a [u8],
     /// Spans to go over.
     pub spans: Range<usize>,
     /// Codes of the panel of x, `[place / 4][height][4]`.
@@ -100,40 +117,55 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     let x = scratch.x.as_slice::<i8>();
     let row_spans = scratch.meta.as_slice::<RowSpan>();
     let tile_panels = (tiles.panels)(height);
-    let wide = (tiles.tile)(w.held().form(), height, tile_panels);
-    let narrow = (tiles.tile)(w.held().form(), height, 1);
-    let x_block = w.places().min(BLOCK_PLACES) * height;
-    let tasks = Tasks::new(rows, x_block, w.panels(), tile_panels, cpu.threads().count());
+    let as_bytes = (tiles.as_bytes)(w.held().form()).filter(|_| rows.count >= LEAST_PANELS_FOR_BYTES);
+    let (form, places) = match as_bytes {
+        Some(_) => (8, BLOCK_PLACES_OF_BYTES),
+        None => (w.held().form(), BLOCK_PLACES),
+    };
+    let (wide, narrow) = ((tiles.tile)(form, height, tile_panels), (tiles.tile)(form, height, 1));
+    let blocks = blocks(w, places);
+    let longest = blocks.iter().map(|block| places_of(w, block).len()).max().unwrap_or(0);
+    let tasks = Tasks::new(rows, longest * height, w.panels(), tile_panels, cpu.threads().count());
     cpu.threads().run(tasks.count, &|i| {
         let (row_panels, panels) = tasks.get(i);
         let steps = Steps { panels, wide: tile_panels };
         let tile_len = height * tile_panels * PANEL;
-        let one_block = block_end(w.spans(), 0, w.columns_per_tile()) == spans;
-        let kept = if one_block { 1 } else { row_panels.len() * steps.count() };
-        with_buffers([tile_len * kept, 0], |c, _| {
-            let mut first = 0;
-            loop {
-                let end = block_end(w.spans(), first, w.columns_per_tile());
+        let kept = if blocks.len() <= 1 { 1 } else { row_panels.len() * steps.count() };
+        let buffer_len = if as_bytes.is_some() { longest * tile_panels * PANEL / 4 } else { 0 };
+        with_buffers([tile_len * kept, buffer_len], |c, buffer| {
+            let buffer: &mut [u8] = bytemuck::cast_slice_mut(buffer);
+            for (number, block) in blocks.iter().enumerate() {
+                let places = places_of(w, block);
                 for step in 0..steps.count() {
                     let (panel, width) = steps.get(step);
                     let function = if width == tile_panels { wide } else { narrow };
+                    let mut bytes: &[u8] = &[];
+                    if let Some(as_bytes) = as_bytes {
+                        let len = places.len() * PANEL;
+                        for p in 0..width {
+                            // SAFETY: `select` found the instruction set.
+                            unsafe { as_bytes(w, panel + p, places.clone(), &mut buffer[p * len..][..len]) };
+                        }
+                        bytes = &buffer[..width * len];
+                    }
                     for p in row_panels.clone() {
-                        let at = if one_block { 0 } else { step * row_panels.len() + p - row_panels.start };
+                        let at = if kept == 1 { 0 } else { step * row_panels.len() + p - row_panels.start };
                         let c = &mut c[at * tile_len..][..height * width * PANEL];
-                        if first == 0 {
+                        if number == 0 {
                             c.fill(0.0);
                         }
                         let tile = Tile {
                             w,
                             panel,
-                            spans: first..end,
+                            bytes,
+                            spans: block.clone(),
                             x: &x[p * x_len..][..x_len],
                             rows: &row_spans[p * rows_len..][..rows_len],
                             x_offsets: *act == Act::A8Asym,
                         };
                         // SAFETY: `select` found the instruction set; the slices are those that `Tile` describes.
                         unsafe { function(&tile, c) };
-                        if end == spans {
+                        if number + 1 == blocks.len() {
                             for (row, c) in rows.rows(p).zip(c.chunks_exact(width * PANEL)) {
                                 // SAFETY: tasks cover disjoint rows and outputs.
                                 unsafe { y.store(row, panel * PANEL, c) };
@@ -141,20 +173,30 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
                         }
                     }
                 }
-                if end == spans {
-                    return;
-                }
-                first = end;
             }
         });
     });
 }
 
-/// End of the block of spans that begins with `first`.
-fn block_end(spans: &[Span], first: usize, columns_per_tile: usize) -> usize {
-    let Some(start) = spans.get(first) else { return spans.len() };
-    let fits = |s: &Span| (s.tile + s.tiles - start.tile) * columns_per_tile <= BLOCK_PLACES;
-    (first + spans[first..].iter().take_while(|s| fits(s)).count()).max(first + 1)
+/// Runs of spans, each of so many places at most, or of one longer span; one that is empty where there are none.
+fn blocks(w: &CpuN16, places: usize) -> Vec<Range<usize>> {
+    let (spans, mut blocks, mut first) = (w.spans(), Vec::new(), 0);
+    while first < spans.len() || blocks.is_empty() {
+        let fits = |end: &usize| places_of(w, &(first..end + 1)).len() <= places;
+        let end = (first..spans.len()).take_while(fits).count().max(1);
+        blocks.push(first..(first + end).min(spans.len()));
+        first += end;
+    }
+    blocks
+}
+
+/// Places that a run of spans takes, filler included.
+fn places_of(w: &CpuN16, spans: &Range<usize>) -> Range<usize> {
+    let (spans, per_tile) = (&w.spans()[spans.clone()], w.columns_per_tile());
+    match (spans.first(), spans.last()) {
+        (Some(first), Some(last)) => first.tile * per_tile..(last.tile + last.tiles) * per_tile,
+        _ => 0..0,
+    }
 }
 
 /// Quantises rows of x into panels.

@@ -1,9 +1,12 @@
 //! Loads of 16 numbers with AVX-512.
 
 use super::in_order::in_order;
-use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, PanelMultiples, PerGroup, Sixteen, planes, tile_bytes};
+use crate::layout::cpu_n16::{
+    CpuN16, PANEL, PackedZeros, PanelMultiples, PerGroup, Sixteen, TABLE, planes, quads, tile_bytes,
+};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// 16 halfs, widened.
 #[inline]
@@ -49,6 +52,47 @@ pub(in crate::cpu) fn table(w: &CpuN16) -> __m512i {
     let values = w.table().unwrap_or_default();
     // SAFETY: 16 bytes.
     _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(values.as_ptr().cast()) })
+}
+
+/// Codes of some places of a panel, whole tiles, as bytes, from each of which `less` is taken: `[place / 4][16][4]`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(in crate::cpu) fn codes_as_bytes<const FORM: u32>(
+    w: &CpuN16,
+    panel: usize,
+    places: Range<usize>,
+    less: __m512i,
+    out: &mut [u8],
+) {
+    let (bits, planes) = const { (planes(FORM).0, planes(FORM).1 > 0) };
+    let (quads, tile_bytes) = const { (quads(FORM), tile_bytes(FORM)) };
+    let tiles = places.start / (quads * 4)..places.end / (quads * 4);
+    let codes = &w.codes()[(panel * w.tiles() + tiles.start) * tile_bytes..][..tiles.len() * tile_bytes];
+    assert_eq!(out.len(), tiles.len() * quads * 64);
+    let table = table(w);
+    let mask = _mm512_set1_epi8(((1u32 << bits) - 1) as u8 as i8);
+    let (codes, out) = (codes.as_ptr(), out.as_mut_ptr());
+    for tile in 0..tiles.len() {
+        // SAFETY: the first 64 bytes of each tile.
+        let raw = unsafe { _mm512_loadu_si512(codes.add(tile * tile_bytes).cast()) };
+        for at in (0..tile_bytes).step_by(64) {
+            // The same tile of the panel that is converted next but one; a prefetch never faults.
+            let ahead = (tile + 2 * w.tiles()) * tile_bytes + at;
+            _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(ahead).cast());
+        }
+        for i in 0..quads {
+            let codes = if planes {
+                // SAFETY: a whole tile.
+                unsafe { quad::<FORM>(codes.add(tile * tile_bytes), i) }
+            } else {
+                _mm512_srl_epi32(raw, _mm_cvtsi32_si128((i as u32 * bits) as i32))
+            };
+            let codes = if bits < 8 && !planes { _mm512_and_si512(codes, mask) } else { codes };
+            let codes = if FORM >= TABLE { _mm512_shuffle_epi8(table, codes) } else { codes };
+            // SAFETY: 64 bytes of `out`, which has as many for each quad of each tile, as asserted.
+            unsafe { _mm512_storeu_si512(out.add((tile * quads + i) * 64).cast(), _mm512_sub_epi8(codes, less)) };
+        }
+    }
 }
 
 in_order!("avx512f,f16c", __m512);
