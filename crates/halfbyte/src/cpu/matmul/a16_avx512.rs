@@ -310,17 +310,18 @@ mod x86 {
                 x = x.wrapping_add(per_tile * R);
                 continue;
             }
-            unrolled!(BYTE in [0, 1, 2, 3] {
-                let mut raw = [_mm512_setzero_si512(); P];
-                for p in 0..P {
-                    // SAFETY: 64 bytes from this byte of panel p's tile, within `codes` as asserted.
-                    raw[p] = unsafe { _mm512_loadu_si512(tile.add(p * o.panel_bytes + BYTE).cast()) };
-                }
-                unrolled!(INDEX in [0, 1, 2, 3] {
-                    if INDEX < per_tile / 4 {
+            // In the order of columns, as wider codes are: sums of the same values have the same bits, however codes are held.
+            unrolled!(INDEX in [0, 1, 2, 3] {
+                if INDEX < per_tile / 4 {
+                    unrolled!(BYTE in [0, 1, 2, 3] {
+                        let mut raw = [_mm512_setzero_si512(); P];
+                        for p in 0..P {
+                            // SAFETY: 64 bytes from this byte of panel p's tile, within `codes` as asserted.
+                            raw[p] = unsafe { _mm512_loadu_si512(tile.add(p * o.panel_bytes + BYTE).cast()) };
+                        }
                         add_column!(raw, INDEX as u32 * BITS, INDEX * 4 + BYTE);
-                    }
-                });
+                    });
+                }
             });
             tile = tile.wrapping_add(tile_bytes);
             x = x.wrapping_add(per_tile * R);
