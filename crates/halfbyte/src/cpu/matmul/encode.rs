@@ -262,7 +262,7 @@ impl<S: Simd> Extremes<S> {
     }
 }
 
-/// [`ActRange::code`] of each element, and their sum, NaN if one of them is: exact up to 2²⁴ / 128 elements in each part of a vector.
+/// [`ActRange::code`] of each element, and their sum, NaN if one of them is; exact, since a span has 4,096 elements at most.
 #[inline(always)]
 fn encode<S: Simd, const OFFSET: bool>(s: S, x: &[f32], range: ActRange, codes: &mut [i8]) -> f32 {
     // Adding 1.5·2²³ rounds to an integer, half to even, and leaves it in the lowest bits.
