@@ -67,6 +67,9 @@ pub struct Args {
     /// On a GPU: codes of 8 bits that are those of a table of 16. IQ4_NL is w8a16-g32, MXFP4 w8a16-g32-sbf16, NVFP4 w8a16-g16.
     #[arg(long, conflicts_with = "k_types")]
     table: bool,
+    /// On a GPU: let products of many rows round weights to the type of x where y is finer, as models with f16 activations do.
+    #[arg(long)]
+    round_weights: bool,
     /// Compare a sample of every result with the f64 reference; exit status 1 if one is out of bounds.
     #[arg(long)]
     check: bool,
@@ -218,6 +221,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         ("--kernel", args.kernel.is_some()),
         ("--k-types", args.k_types),
         ("--table", args.table),
+        ("--round-weights", args.round_weights),
     ];
     if let Some((option, _)) = asked.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(

@@ -173,18 +173,21 @@ struct Multiples {
   __device__ __forceinline__ u32 halves() const { return W_OFFSET && !NIBBLES ? scale_halves(words) : last; }
   // FOLDED: the word of a k16 step.
   __device__ __forceinline__ u32 of_step(int step) const { return words[step / 2]; }
-  // Of a group; FOLDED: what all of them have in common.
+  // Of a group.
+  __device__ __forceinline__ RowPair scales_of_group(int group) const {
+    if constexpr (!MULTIPLES) return {};
+    return scale_pair(words[word_of_group(group)], halves(), group);
+  }
+  __device__ __forceinline__ RowPair offsets_of_group(int group) const {
+    if constexpr (!MULTIPLES) return {};
+    return offset_pair(words[word_of_group(group)], of_offsets, group);
+  }
+  // What sums of a group are scaled by; FOLDED: what all of them have in common.
   __device__ __forceinline__ RowPair scales(int group) const {
-    if constexpr (!MULTIPLES)
-      return {};
-    else if constexpr (FOLDED)
-      return row_pair(both_halves(halves()));
-    else
-      return scale_pair(words[word_of_group(group)], halves(), group);
+    return FOLDED ? row_pair(both_halves(halves())) : scales_of_group(group);
   }
   __device__ __forceinline__ RowPair offsets(int group) const {
-    if constexpr (!MULTIPLES) return {};
-    return FOLDED ? row_pair(both_halves(of_offsets)) : offset_pair(words[word_of_group(group)], of_offsets, group);
+    return FOLDED ? row_pair(both_halves(of_offsets)) : offsets_of_group(group);
   }
 };
 
@@ -326,6 +329,15 @@ template <int HALF> DEV void add_offsets(float (&sum)[HALF], TwoFloats offsets, 
 DEV u32 pair(float l, float h) { return BF16 ? bf16_pair(l, h) : half_pair(l, h); }
 DEV float first_of(u32 v) { return BF16 ? bf16_low(v) : half_low(v); }
 DEV float second_of(u32 v) { return BF16 ? bf16_high(v) : half_high(v); }
+// Codes of rows R and R+8 times their scales, and their offsets if there are any, in fp32; then rounded.
+DEV void scale_fragment(TwoFloats scales, TwoFloats offsets, u32 (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float s = i % 2 ? scales.r8 : scales.r, o = i % 2 ? offsets.r8 : offsets.r;
+    const float first = first_of(a[i]), second = second_of(a[i]);
+    a[i] = W_OFFSET ? pair(fmaf(first, s, o), fmaf(second, s, o)) : pair(first * s, second * s);
+  }
+}
 
 // Sums of 8 columns of a token, and of its neighbours' with it: of runs of RUN threads.  x: boxes of 64 columns, BOX
 // bytes each, in rows of 128 bytes whose pieces of 16 are XORed with the row.

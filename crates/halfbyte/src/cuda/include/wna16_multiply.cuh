@@ -109,7 +109,7 @@ struct Unit {
   UnitTerms t[STRIPS];
   Multiples m[STRIPS];
   TwoFloats o[STRIPS];  // offsets of the group that this lane has a column of
-  u32 empty_w;
+  u32 params[STRIPS], empty_w;
   __device__ __forceinline__ RowPair scales(int p, int group) const {
     return MULTIPLES ? m[p].scales(group) : t[p].s[group];
   }
@@ -134,12 +134,13 @@ DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
     u.m[p] = c.multiples(p);
+    u.params[p] = c.params(p);
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) {
-      if constexpr (!MULTIPLES) u.t[p].s[i] = c.scales({}, p, i);
+      if constexpr (!MULTIPLES && !EARLY_F32) u.t[p].s[i] = c.scales({}, p, i);
       u.t[p].z[i] = c.zeros(p, i);
     }
-    if constexpr (W_OFFSET) load_offsets(c, u, p);
+    if constexpr (W_OFFSET && !EARLY) load_offsets(c, u, p);
     if constexpr (GROUP == 0) u.t[p].z[0] = row_zeros[p];
   }
 #pragma unroll
@@ -186,12 +187,22 @@ template <int TOKENS, int C> DEV void multiply_offsets(float (&sum)[C], const u3
   if constexpr (GROUPS == 4) WgmmaTf32<TOKENS>::run(sum, o, x_sums + NT);
 }
 // Step i of a unit is strip i % STRIPS of half i / STRIPS (64 k): its four fragments.
-DEV void decode_step(const Unit& u, int i, u32 (&a)[4][4]) {
+DEV void decode_step(const Consumer& c, const Unit& u, int i, u32 (&a)[4][4]) {
+  constexpr int STEPS = GROUP ? GROUP / 16 : 8;  // k16 steps of a group
+  [[maybe_unused]] TwoFloats s, o;  // EARLY_F32: those of a group are loaded where it begins
 #pragma unroll
   for (int j = 0; j < 4; j++) {
-    const int k16 = 4 * (i / STRIPS) + j, p = i % STRIPS, group = GROUP ? k16 / (GROUP / 16) : 0;
+    const int k16 = 4 * (i / STRIPS) + j, p = i % STRIPS, group = k16 / STEPS;
     decode<8>(u.q[p], k16, u.t[p].z[group], a[j]);
-    if constexpr (EARLY && GROUP != 0) scale_fragment(u.t[p].s[group].v[0], a[j]);
+    if constexpr (EARLY_F32) {
+      if (j == 0 || k16 % STEPS == 0) {
+        s = both_rows(MULTIPLES ? u.m[p].scales_of_group(group) : c.scales(u.params[p], group));
+        o = both_rows(MULTIPLES ? u.m[p].offsets_of_group(group) : c.offsets(u.params[p], group));
+      }
+      scale_fragment(s, o, a[j]);
+    } else if constexpr (EARLY && GROUP != 0) {
+      scale_fragment(u.t[p].s[group].v[0], a[j]);
+    }
   }
   pin(a);
 }
@@ -225,7 +236,7 @@ DEV void multiply_early(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, con
       const int half = i / STRIPS, p = i % STRIPS;
       const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
       if (opens) descriptor = open_x(c);
-      decode_step(u, i, a[i & 1]);
+      decode_step(c, u, i, a[i & 1]);
       multiply_step(i, sum[p], a[i & 1], descriptor, half ? 1 : keep);
       if (i == 2 * STRIPS - 1) release_unit(c, u);
       wgmma_wait<1>();  // step i - 1 is done
@@ -267,7 +278,7 @@ DEV void multiply_late_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], int 
       const int half = i / STRIPS, p = i % STRIPS;
       const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
       if (opens) descriptor = open_x(c);
-      decode_step(u, i, a[i & 1]);
+      decode_step(c, u, i, a[i & 1]);
       if (i == 0) {  // the last strip of the unit before was in the tensor cores until here
         wgmma_wait<0>();
         pin(a[1]);

@@ -11,6 +11,8 @@ constexpr int STRIPS = HB_STRIPS;  // a warpgroup
 constexpr int SETS = HB_SETS;  // the warpgroups are this many sets, which take the units of a tile in turn
 constexpr bool WGMMA = HB_WGMMA;  // wgmma or mma.sync
 constexpr bool EARLY = HB_EARLY;  // scale applied to the weight (one rounding), or to the sums of a group (none)
+// Weights are computed in fp32 and then rounded: scales that are not of the type of x, and offsets.
+constexpr bool EARLY_F32 = EARLY && (SCALE_F32 || W_OFFSET || SCALE_BF16 != BF16);
 constexpr int STAGES_W = HB_STAGES_W;  // atoms of 128 k in the ring of W
 constexpr int STAGES_X = HB_STAGES_X;  // stages in the ring of x
 constexpr int BOXES = HB_BOXES;  // boxes of 64 k in a stage of x: 1 or 2
@@ -48,9 +50,9 @@ constexpr int STAGED = NT < 64 || SPLIT > 1 || OUT == 2 ? 0
                        : NT % 64 == 0                   ? 64
                        : NT % 32 == 0                   ? 32
                                                         : 16;  // tokens that y is staged by
-// Sums of x, in two parts of [tokens][4 groups] a stage, which offsets multiply: for wgmma sum_groups.cu made them
-// before.
-constexpr bool X_SUMS = W_OFFSET && WGMMA;
+// Sums of x, in two parts of [tokens][4 groups] a stage, which offsets multiply where they are not part of weights: for
+// wgmma sum_groups.cu made them before.
+constexpr bool X_SUMS = W_OFFSET && WGMMA && !EARLY;
 // Of a SUMMING_WARP: a B fragment of bf16 for each 8 tokens.
 constexpr int SUMS_BYTES = X_SUMS || SUMMING_WARP ? 2 * NT * 16 : 0;
 constexpr int STAGING = EXCHANGE;  // 128 bytes a staged token and warpgroup of a set

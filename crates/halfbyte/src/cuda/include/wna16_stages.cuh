@@ -42,17 +42,20 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
   __device__ __forceinline__ u32 codes(int p) const { return atom(p) + warp * UNIT_CODES; }
   __device__ __forceinline__ u32 params(int p) const { return atom(p) + PARAMS + warp * UNIT_PARAMS; }
   __device__ __forceinline__ Multiples multiples(int p) const { return Multiples::load(params(p), lane >> 2); }
+  // Scales and offsets of a group that lie among the parameters at an address.
+  __device__ __forceinline__ RowPair scales(u32 params, int group) const {
+    return load_row_pair(params + group * GROUP_SCALES + (lane >> 2) * (GROUP_SCALES / 8));
+  }
+  __device__ __forceinline__ RowPair offsets(u32 params, int group) const {
+    if constexpr (!W_OFFSET) return RowPair{};
+    return load_row_pair(params + ZEROS + group * GROUP_ZEROS + (lane >> 2) * (GROUP_ZEROS / 8));
+  }
+  // What sums of a group are scaled by.
   __device__ __forceinline__ RowPair scales(const Multiples& m, int p, int group) const {
-    if constexpr (MULTIPLES) return m.scales(group);
-    return load_row_pair(params(p) + group * GROUP_SCALES + (lane >> 2) * (GROUP_SCALES / 8));
+    return MULTIPLES ? m.scales(group) : scales(params(p), group);
   }
   __device__ __forceinline__ RowPair offsets(const Multiples& m, int p, int group) const {
-    if constexpr (MULTIPLES && W_OFFSET)
-      return m.offsets(group);
-    else if constexpr (W_OFFSET)
-      return load_row_pair(params(p) + ZEROS + group * GROUP_ZEROS + (lane >> 2) * (GROUP_ZEROS / 8));
-    else
-      return RowPair{};
+    return MULTIPLES ? m.offsets(group) : offsets(params(p), group);
   }
   __device__ __forceinline__ Zeros zeros(int p, int group) const {
     if constexpr (ZERO)

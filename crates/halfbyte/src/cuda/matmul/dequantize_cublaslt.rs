@@ -27,7 +27,7 @@ use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::kernel::{Activation, Problem, Reason};
-use crate::layout::cuda_wna16::{STEP, STRIP};
+use crate::layout::cuda_wna16::STRIP;
 use crate::tensor::Float;
 
 const NAME: &str = "dequantize_cublaslt";
@@ -145,48 +145,12 @@ pub fn pays(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
         return Err(Reason("is slower than wna16_split for every number of rows".into()));
     }
     if wna16_sm90::KERNEL.supports(caps, problem).is_ok() {
-        return match least_rows_on_hopper(caps, problem) {
-            None => Err(Reason("is slower than wna16_sm90 for every number of rows".into())),
-            Some(least) if problem.m < least => Err(Reason(format!("is faster than wna16_sm90 from {least} rows on"))),
-            Some(_) => Ok(()),
-        };
+        return Err(Reason("is slower than wna16_sm90 for every number of rows".into()));
     }
     if problem.m < MOST_ROWS_OF_MMA && wna16_mma::KERNEL.supports(caps, problem).is_ok() {
         return Err(Reason(format!("is faster than wna16_mma from {MOST_ROWS_OF_MMA} rows on")));
     }
     Ok(())
-}
-
-/// Clocks of a multiprocessor, at its highest clock, that a product of one weight and one row of x takes longer where scales in f32 or
-/// offsets apply to the sums of small groups than by cuBLASLt: on an H200 1548 and 941 µs for 1024 rows of (21504, 14336) in Q4_K's form.
-const CLOCKS_OF_GROUPS: f64 = 5e-4;
-
-/// The same where codes take the factors of scales in and an atom is scaled once: 1126 and 849 µs in Q4_K itself.
-const CLOCKS_OF_FACTORS: f64 = 2.3e-4;
-
-/// The same for each group in 32 columns, where half scales of another type than x apply to its sums: 1283 and 941 µs in groups of 32,
-/// 1091 in groups of 64. So it is from about 620 rows on in groups of 32 (768 rows: 927 and
-/// 805), 1,230 of 64 (1536 rows: 1494 and 1389) and 2,450 of 128.
-const CLOCKS_OF_SCALES: f64 = 2.8e-4;
-
-/// The share of the memory's bandwidth that weights become floats at.
-const SHARE_OF_BANDWIDTH: f64 = 0.8;
-
-/// Rows from which on it pays on Hopper that weights become floats first: their bytes are read, and written as halfs, in less time than
-/// the other kernel takes for its groups. None: it never does, as with half scales of the type of x, which apply to weights there too.
-fn least_rows_on_hopper(caps: &Caps, problem: &Problem) -> Option<usize> {
-    let atom = wna16::atom(caps.atom, problem).ok()?;
-    let longer = match atom.group {
-        0 => return None,
-        group if !atom.is_wide() && problem.x != atom.scale => CLOCKS_OF_SCALES * 32.0 / group as f64,
-        ..128 if atom.takes_factors_in(problem.x) => CLOCKS_OF_FACTORS,
-        ..128 if atom.is_wide() => CLOCKS_OF_GROUPS,
-        _ => return None,
-    };
-    const WEIGHTS: usize = STRIP * STEP;
-    let known = if caps.memory_mb_per_s > 0 { caps } else { &Caps::H200 };
-    let clocks = known.clocks_of_memory(atom.bytes() + 2 * WEIGHTS) / WEIGHTS as f64 / SHARE_OF_BANDWIDTH;
-    Some((clocks / longer).ceil() as usize)
 }
 
 /// Whether the result would be right, however long it takes.

@@ -3,7 +3,8 @@
 //! Weights are converted in registers and multiplied by `wgmma` or, for few rows, `mma.sync`; TMA and bulk copies bring x and
 //! weights; tiles are cut among all blocks (stream-K) or shared by a cluster (split-K); blocks start while the kernel before ends
 //! (PDL). Products use exact codes and scale the sums of each group; x may be of another type than the scales. Where it is of theirs, and y a
-//! half float or the weight allows it, those of more than 128 rows use weights that were scaled and rounded to that type, once.
+//! half float or the weight allows it, those of more than 128 rows (64 where groups are
+//! smaller) use weights that were scaled, or computed in f32, and rounded to the type of x, once.
 
 mod candidates;
 mod choice;

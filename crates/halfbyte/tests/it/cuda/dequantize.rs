@@ -426,7 +426,9 @@ fn the_choice_is_pure_and_explained() {
     let (f16, many) = (Float::F16, 1 << 14);
     for layout in ["cuda_plain", "cuda_wna16"] {
         let other = problem("w4a16-g32", Float::BF16, many);
-        assert_eq!(chosen(&hopper, &other, Some(layout)), NAME);
+        let expected = if layout == "cuda_wna16" { "wna16_sm90" } else { NAME };
+        assert_eq!(chosen(&hopper, &other, Some(layout)), expected);
+        assert_eq!(chosen(&caps("sm_80", true), &other, Some(layout)), NAME);
         for (problem, why) in [
             (Problem { y: f16, ..other }, "rounds weights to bf16, which a result in f16 does not allow"),
             (Problem { y: Float::F32, ..other }, "rounds weights to bf16, which a result in f32 does not allow"),
@@ -463,8 +465,7 @@ fn the_choice_is_pure_and_explained() {
         assert_eq!(chosen(&hopper, &same, Some("cuda_plain")), NAME);
         assert_eq!(chosen(&hopper, &same, Some("cuda_wna16")), "wna16_sm90");
         let unlike = Problem { x: Float::BF16, y: Float::BF16, ..same };
-        let best = if m <= 1024 { "wna16_sm90" } else { NAME };
-        assert_eq!(chosen(&hopper, &unlike, Some("cuda_wna16")), best);
+        assert_eq!(chosen(&hopper, &unlike, Some("cuda_wna16")), "wna16_sm90");
         let best = if m < 384 { "wna16_mma" } else { NAME };
         assert_eq!(chosen(&caps("sm_89", true), &unlike, Some("cuda_wna16")), best);
         assert_eq!(chosen(&caps("sm_89", true), &same, Some("cuda_wna16")), best);

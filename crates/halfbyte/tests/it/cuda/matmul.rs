@@ -75,16 +75,23 @@ fn every_configuration_is_within_the_bound() {
     for gpu in gpus().into_iter().filter(|gpu| (kernel.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
         let mut random = Random(9);
-        for name in ["w4a16-g128", "w8a16-g32-asym-sbf16", "w4a16"] {
+        let forms = [
+            ("w4a16-g128", Float::F16),
+            ("w8a16-g32-asym-sbf16", Float::BF16),
+            ("w4a16", Float::F16),
+            ("w4a16-g32-float", Float::F16),
+            ("w4a16-g64-asym", Float::BF16),
+            ("w8a16-g32-float-sf32", Float::BF16),
+        ];
+        for (name, x_type) in forms {
             let format = parse(name);
-            let x_type = format.weight.scale;
             for [n, k, most] in [[1100, 4104, 300], [2048, 520, 1000]] {
-                let atom = Atom::of(format.weight, k).unwrap();
+                let atom = Atom::of_any(format.weight, k).unwrap();
                 let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
                 let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
                 let x = rounded(&random.activations(most * k), x_type);
                 let reference = reference_of(&x, most, &w, format.act);
-                let form = Form::floats(atom, x_type);
+                let form = Form { x: x_type, ..Form::floats(atom, x_type) };
                 let configs = config::all(&form);
                 let instances: Vec<_> = configs.iter().map(|config| config.instance(&form, Activation::None)).collect();
                 gpu.prepare(&instances, |_| ()).unwrap();
@@ -377,7 +384,10 @@ fn configurations_fit_the_device() {
                 assert!(shared <= if c.blocks == 2 { 115_712 } else { 232_448 }, "{what}: {shared} bytes");
                 assert!(c.stages_w >= 2 && c.stages_x >= 2 && c.stages_w.is_multiple_of(c.sets), "{what}");
                 assert!(k.div_ceil(128) >= c.split, "{what}");
-                let may_round = m > 128 && form.out != Float::F32 && form.x == atom.scale;
+                let coarse = form.out.unit_roundoff() >= form.x.unit_roundoff();
+                let may_round = m > if atom.group < 128 { 64 } else { 128 }
+                    && coarse
+                    && (form.x == Float::BF16 || atom.scale == Float::F16);
                 assert!(!c.early || may_round, "{what}: rounds weights");
                 let invariant = config::batch_invariant(form, [m, n, k], &Caps::H200);
                 let one = config::batch_invariant(form, [1, n, k], &Caps::H200);

@@ -168,10 +168,11 @@ fn sweeps() -> Vec<Swept> {
     all
 }
 
-/// What is chosen beside the fastest configuration.
+/// What is chosen beside the fastest configuration. Of more than 32 rows those of the H100 were timed before tiles could stay whole.
 #[test]
 fn choices_are_near_the_fastest_that_was_measured() {
     let mut shares: BTreeMap<String, Vec<(f64, String)>> = BTreeMap::new();
+    let mut untimed: BTreeMap<String, usize> = BTreeMap::new();
     for Swept { caps, kind, format, y, shape: [m, n, k], times } in sweeps() {
         let atom = Atom::of_any(parse(&format).weight, k).unwrap();
         // Scales in f32 were timed as GGUF's K types have them.
@@ -179,8 +180,11 @@ fn choices_are_near_the_fastest_that_was_measured() {
         let atom = if atom.scale == Float::F32 { of_halves } else { atom };
         let chosen = config::config(&Form::floats(atom, y), [m, n, k], &caps).to_string();
         let fastest = times.iter().map(|(time, _)| *time).fold(f64::INFINITY, f64::min);
-        let of_chosen = times.iter().find(|(_, config)| *config == chosen);
-        let (time, _) = of_chosen.unwrap_or_else(|| panic!("{format} {m} {n} {k}: {chosen} was not timed"));
+        let Some((time, _)) = times.iter().find(|(_, config)| *config == chosen) else {
+            assert!(m > 32 && kind.starts_with("H100"), "{format} {m} {n} {k}: {chosen} was not timed");
+            *untimed.entry(kind).or_default() += 1;
+            continue;
+        };
         let what = format!("{format} m={m} n={n} k={k}: {chosen}, {time} µs");
         shares.entry(kind).or_default().push((time / fastest, what));
     }
@@ -190,15 +194,21 @@ fn choices_are_near_the_fastest_that_was_measured() {
         let of = |most: f64| shares.partition_point(|(share, _)| *share <= most) as f64 / shares.len() as f64;
         let all = [of(1.05), of(1.1), of(1.2)];
         let mean = shares.iter().map(|(share, _)| share).sum::<f64>() / shares.len() as f64;
-        println!("{kind}: {} products, at most 1.05, 1.1, 1.2: {all:.3?}; mean {mean:.3}", shares.len());
+        let left = untimed.get(&kind).copied().unwrap_or(0);
+        println!(
+            "{kind}: {} products, {left} left out, at most 1.05, 1.1, 1.2: {all:.3?}; mean {mean:.3}",
+            shares.len()
+        );
         shares.iter().rev().take(5).for_each(|(share, what)| println!("    {share:.2} {what}"));
         within.insert(kind, all);
     }
     let expected = [
         ("H100 random", [0.74, 0.88, 0.98]),
-        ("H100 listed", [0.9, 0.99, 1.0]),
+        ("H100 listed", [0.89, 0.99, 1.0]),
         ("H100 checked", [0.75, 0.88, 1.0]),
         ("H100 few", [0.7, 0.84, 0.98]),
+        ("H200 random", [0.78, 0.89, 0.95]),
+        ("H200 checked", [0.87, 0.89, 1.0]),
         ("H200 few", [0.82, 0.91, 0.98]),
         ("H200 few-checked", [0.85, 0.9, 0.94]),
     ];

@@ -10,7 +10,7 @@ use halfbyte::kernel::Problem;
 use halfbyte::{Float, Linear, QTensor, Weight, Zeros};
 
 /// In layouts for tensor cores, with scales of groups in f16, in f32 and with offsets, and in the plain layout.
-const FORMATS: [&str; 10] = [
+const FORMATS: [&str; 14] = [
     "w4a16-g32",
     "w4a16-g64-asym",
     "w4a16-g128",
@@ -21,9 +21,13 @@ const FORMATS: [&str; 10] = [
     "w3a16-g32",
     "w2a16-g32",
     "w4a16-g20",
+    "w4a16-g64-float",
+    "w8a16-g32-float-sf32",
+    "w2a16-g32-float-sbf16",
+    "w4a16-g128-sbf16",
 ];
 
-const ROWS: [usize; 7] = [1, 7, 128, 129, 200, 513, 1100];
+const ROWS: [usize; 9] = [1, 7, 64, 70, 128, 129, 200, 513, 1100];
 
 #[test]
 fn products_are_within_the_bound_whether_weights_are_rounded_or_not() {
@@ -88,7 +92,6 @@ fn weights_beyond_f16_are_not_rounded() {
 fn the_choice_follows_what_the_weight_allows() {
     let exact = Caps { cublaslt: true, ..caps("sm_90a") };
     let rounding = Caps { rounded_weights: true, ..exact };
-    let slow_memory = Caps { memory_mb_per_s: 2_000_000, ..rounding };
     let of = |caps: &Caps, name: &str, m, layout| {
         let problem = Problem { format: Some(parse(name)), x: Float::F16, y: Float::F32, m, n: 4096, k: 4096 };
         let kernel = select(caps, &problem, Some(layout)).unwrap();
@@ -97,14 +100,20 @@ fn the_choice_follows_what_the_weight_allows() {
     let tensor_cores = |caps, name, m| of(caps, name, m, "cuda_wna16");
     assert_eq!(tensor_cores(&exact, "w4a16-g32", 1024), ("wna16_sm90", false));
     assert_eq!(tensor_cores(&rounding, "w4a16-g32", 1024), ("wna16_sm90", true));
-    assert_eq!(tensor_cores(&rounding, "w4a16-g32", 128), ("wna16_sm90", false));
+    assert_eq!(tensor_cores(&rounding, "w4a16-g32", 128), ("wna16_sm90", true));
+    assert_eq!(tensor_cores(&rounding, "w4a16-g32", 64), ("wna16_sm90", false));
+    assert_eq!(tensor_cores(&rounding, "w4a16-g128", 128), ("wna16_sm90", false));
     assert_eq!(tensor_cores(&rounding, "w4a16", 1024), ("wna16_sm90", false));
-    // Q4_K's form: floats first, from as many rows on as memory allows.
+    // Scales in f32 and offsets apply to weights too; before Hopper weights become floats first.
     let q4_k = "w4a16-g32-float-sf32";
     assert_eq!(tensor_cores(&exact, q4_k, 1024), ("wna16_sm90", false));
-    assert_eq!(tensor_cores(&rounding, q4_k, 256), ("wna16_sm90", false));
-    assert_eq!(tensor_cores(&rounding, q4_k, 512), ("dequantize_cublaslt", true));
-    assert_eq!(tensor_cores(&slow_memory, q4_k, 512), ("wna16_sm90", false));
+    assert_eq!(tensor_cores(&rounding, q4_k, 64), ("wna16_sm90", false));
+    assert_eq!(tensor_cores(&rounding, q4_k, 256), ("wna16_sm90", true));
+    let exact_on_ampere = Caps { cublaslt: true, ..caps("sm_80") };
+    let rounding_on_ampere = Caps { rounded_weights: true, ..exact_on_ampere };
+    assert_eq!(tensor_cores(&rounding_on_ampere, q4_k, 256), ("wna16_mma", false));
+    assert_eq!(tensor_cores(&rounding_on_ampere, q4_k, 512), ("dequantize_cublaslt", true));
+    assert_eq!(tensor_cores(&exact_on_ampere, q4_k, 512), ("wna16_mma", false));
     // Nothing else multiplies these on tensor cores.
     assert_eq!(of(&exact, "w4a16-g20", 64, "cuda_plain"), ("simt", false));
     assert_eq!(of(&rounding, "w4a16-g20", 64, "cuda_plain"), ("dequantize_cublaslt", true));

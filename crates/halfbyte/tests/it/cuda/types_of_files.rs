@@ -90,23 +90,31 @@ fn products_of_types_of_files_are_within_the_bound() {
     for gpu in gpus() {
         let kernels =
             || KERNELS.iter().filter(|kernel| kernel.layout == "cuda_wna16" && (kernel.serves)(gpu.caps().arch));
-        let served = Mutex::new(BTreeMap::new());
+        let (served, rounded_weights) = (Mutex::new(BTreeMap::new()), Mutex::new(0));
         let products_of = |(i, (name, _, draw)): (usize, TypeOfFiles)| {
             let (stream, mut random) = (gpu.stream().unwrap(), Random(63 + i as u64));
             for (s, [n, k]) in [[600, 1024], [65, 256], [320, 2560], [2176, 1536]].into_iter().enumerate() {
                 let (_, w) = draw(&mut random, &[n], k);
                 let q = w.to_qtensor().unwrap();
                 for act in [Act::A16, [Act::A8, Act::A8Asym][(i + s) % 2]] {
-                    let (x_type, out) = (TYPES[(i / 2 + s) % 2], TYPES[(i + s / 2) % 3]);
+                    let (x_type, out) = (TYPES[(i / 2 + s) % 3], TYPES[(i + s / 2) % 3]);
                     let format = Format { weight: q.format(), act };
                     let problem = Problem { format: Some(format), x: x_type, y: out, m: 1, n, k };
-                    let Ok(packed) = Packer::new(&gpu, &stream).pack_for(of_layout(), &[&w], act) else { continue };
-                    let caps = packed.caps(&gpu);
+                    let Ok(mut packed) = Packer::new(&gpu, &stream).pack_for(of_layout(), &[&w], act) else { continue };
                     let x = rounded(&random.activations(MOST * k), x_type);
                     let reference = reference_of(&x, MOST, &q, act);
-                    for (kernel, batch_invariant) in kernels().flat_map(|kernel| [(kernel, false), (kernel, true)]) {
+                    let exact = kernels().flat_map(|kernel| [(kernel, false, false), (kernel, true, false)]);
+                    for (kernel, batch_invariant, rounding) in
+                        exact.chain(kernels().map(|kernel| (kernel, false, true)))
+                    {
                         let bench = Bench { batch_invariant, ..Bench::new(kernel, &gpu, &stream) };
-                        for &m in ROWS {
+                        if rounding && !packed.allow_rounded_weights(&gpu, &stream).unwrap() {
+                            assert!(act != Act::A16, "{name}");
+                            continue;
+                        }
+                        let caps = packed.caps(&gpu);
+                        // Weights are rounded for many rows only.
+                        for &m in ROWS.iter().filter(|&&m| !rounding || m > 64) {
                             let problem = Problem { m, ..problem };
                             let Ok(configuration) = kernel.choose(&caps, &problem, batch_invariant) else { continue };
                             let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
@@ -117,6 +125,7 @@ fn products_of_types_of_files_are_within_the_bound() {
                             let what =
                                 format!("{name}, {} by {configuration}: {problem} {batch_invariant}", kernel.name);
                             check(&y, &reference, bound, &what);
+                            *rounded_weights.lock().unwrap() += usize::from(bound.rounded_weights.is_some());
                             *served.lock().unwrap().entry(kernel.name).or_insert(0) += 1;
                         }
                     }
@@ -131,6 +140,7 @@ fn products_of_types_of_files_are_within_the_bound() {
         });
         let (of_tensor_cores, served) = (kernels().filter(|kernel| kernel.packs), served.into_inner().unwrap());
         of_tensor_cores.for_each(|kernel| assert!(served[kernel.name] > 100, "{}: {served:?}", kernel.name));
+        assert!(rounded_weights.into_inner().unwrap() > 50);
     }
 }
 

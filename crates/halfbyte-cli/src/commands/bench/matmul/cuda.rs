@@ -81,6 +81,7 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
             (_, true) => Drawn::OfTable,
             _ => Drawn::Numbers,
         },
+        round_weights: args.round_weights,
         check: args.check,
         progress: &progress,
     };
@@ -187,6 +188,8 @@ pub(super) struct Bench<'a> {
     /// The one that multiplies, if not the first that serves a product.
     pub(super) kernel: Option<&'static Kernel>,
     drawn: Drawn,
+    /// Whether products may round weights to the type of x where y is finer.
+    round_weights: bool,
     check: bool,
     pub(super) progress: &'a Progress,
 }
@@ -372,10 +375,18 @@ impl Bench<'_> {
 
     fn pack(&self, w: &StoredTensor<'_>, format: Format) -> Result<Packed> {
         let mut packer = Packer::new(self.gpu, self.stream);
-        Ok(match self.kernel {
+        let mut packed = match self.kernel {
             None => packer.pack(&[w], format.act, self.x)?,
             Some(kernel) => packer.pack_for(kernel, &[w], format.act)?,
-        })
+        };
+        if self.round_weights && !packed.allow_rounded_weights(self.gpu, self.stream)? {
+            return Err(Failure::usage(
+                "products round no weights beside quantised activations",
+                format!("--round-weights with format {format}"),
+                "name a format with exact activations, as w4a16-g128",
+            ));
+        }
+        Ok(packed)
     }
 
     fn duplicates(&self, first: Packed) -> Result<Vec<Packed>> {

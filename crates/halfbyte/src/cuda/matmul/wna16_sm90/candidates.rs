@@ -30,6 +30,7 @@ pub fn compiles(config: Config, form: &Form) -> bool {
                 32
             }
         }
+        (true, false) if strips == 2 && config.computes_weights(form) => tokens <= 64,
         (true, false) if strips == 2 && tokens == 128 => early && atom.field_bits() == 4 && atom.scale == Float::F16,
         (true, false) if two_sums && atom.group < 128 => sums <= most_tokens_of_groups(atom) && config.boxes == 2,
         (true, false) => sums <= if two_sums { 128 } else { 256 },
@@ -37,6 +38,7 @@ pub fn compiles(config: Config, form: &Form) -> bool {
     // Registers, and whole units of x, with which its sums come.
     let wide = !atom.is_wide()
         || match wgmma {
+            true if early => !joint,
             true => !joint && config.boxes == 2 && strips == 1 && tokens <= most_tokens_of_groups(atom),
             false => {
                 (tokens <= 8 && (!atom.offset || split > 1 || strips * blocks < 4))

@@ -12,25 +12,29 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 /// Tokens of a tile.
-pub(super) const TOKENS: [usize; 10] = [8, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+pub(super) const TOKENS: [usize; 12] = [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256];
 
 /// Blocks that may share the columns of a tile; those of few rows in clusters, of which a round should take as many as find room.
 pub(super) const SPLITS: [usize; 4] = [1, 2, 4, 8];
 const SPLITS_OF_FEW: [usize; 6] = [2, 3, 4, 5, 6, 8];
 
 /// Rows beyond which weights are scaled and rounded where y is a half float or the weight allows it: tiles of 256 tokens leave no registers for the sums
-/// of a group, and with narrower ones 256 rows take 9 % longer, 1024 rows 8 %. Up to here the cost of exact weights is at most 3 %.
+/// of a group, and with narrower ones 256 rows take 9 % longer, 1024 rows 8 %. Up to here the cost of exact weights in groups of 128 is at
+/// most 3 %. Sums of smaller groups cost more: 80 rows of (5056, 18816) in groups of 32 take 45 µs, and 35 with rounded weights.
 const MOST_EXACT_ROWS: usize = 128;
+const MOST_EXACT_ROWS_OF_SMALL_GROUPS: usize = 64;
 
-/// Whether scales may be applied to weights: where y is as coarse as what that rounds, or the weight allows it. Scales in f32 or of another
-/// type than x, and offsets, apply to sums only.
+/// Whether scales and offsets may be applied to weights, which are then rounded: where y is as coarse as what that rounds and weights cannot
+/// lie outside the range of x, or the weight allows it.
 pub(super) fn may_round(&Form { atom, x, out, .. }: &Form, caps: &Caps) -> bool {
-    !atom.is_wide() && x == atom.scale && (out != Float::F32 || caps.rounded_weights)
+    let within_range = x == Float::BF16 || atom.scale == Float::F16;
+    caps.rounded_weights || within_range && out.unit_roundoff() >= x.unit_roundoff()
 }
 
 /// Whether weights may be scaled and rounded for so many rows.
 pub(super) fn rounds(form: &Form, m: usize, caps: &Caps) -> bool {
-    form.atom.group > 0 && m > MOST_EXACT_ROWS && may_round(form, caps)
+    let most_exact = if form.atom.group < 128 { MOST_EXACT_ROWS_OF_SMALL_GROUPS } else { MOST_EXACT_ROWS };
+    form.atom.group > 0 && m > most_exact && may_round(form, caps)
 }
 
 /// Rows that one tile should have, if one can: several narrower ones read weights more often, and were slower for all products of 49 to 64
@@ -79,15 +83,19 @@ pub(super) fn of_few_tokens(tokens: usize, is_wide: bool) -> Vec<Config> {
 /// What may be chosen with tiles of so many tokens, more than a few, and scales that apply to weights or not.
 pub(super) fn of_tokens(tokens: usize, early: bool) -> Vec<Config> {
     let narrow = Config { tokens, early, strips: 1, ..TWO_BY_TWO };
-    match tokens {
-        ..192 => {
+    let mut all = match tokens {
+        ..=128 => {
             let mut all = split(&[narrow], &SPLITS);
             all.push(Config { tokens, early, ..TWO_BY_TWO });
             all
         }
-        192 => split(&[Config { boxes: 1, ..narrow }], &SPLITS[..2]),
+        ..=192 => split(&[Config { boxes: 1, ..narrow }], &SPLITS[..2]),
         _ => vec![Config { boxes: 1, ..narrow }],
-    }
+    };
+    let uncut = |config: &&Config| config.split == 1;
+    let whole: Vec<Config> = all.iter().filter(uncut).map(|&config| Config { whole: true, ..config }).collect();
+    all.extend(whole);
+    all
 }
 
 /// What may be chosen for a form: of that what compiles.
@@ -117,7 +125,7 @@ fn known(form: &Form) -> Arc<[Timed]> {
     type Known = HashMap<(Atom, [Float; 2]), Arc<[Timed]>>;
     static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let find = || choices(form).map(|config| Timed::new(config, form.atom)).collect();
+    let find = || choices(form).map(|config| Timed::new(config, form)).collect();
     Arc::clone(known.entry((form.atom, [form.x, form.out])).or_insert_with(find))
 }
 
@@ -183,9 +191,9 @@ pub fn batch_invariant(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Confi
     Config { split: split.min(k.div_ceil(STEP).max(1)), ..config }.fitted(form)
 }
 
-/// Every configuration that is chosen for a form, whatever shape and device are, and whether weights may be rounded or not.
+/// Every configuration that is compiled for a form, whatever shape and device are, and whether weights may be rounded or not.
 pub fn every(form: &Form) -> Vec<Config> {
-    let mut every: Vec<Config> = choices(form).collect();
+    let mut every: Vec<Config> = choices(form).filter(|config| !config.whole).collect();
     // What streams take besides.
     let early = EARLY.fitted(form);
     if compiles(early, form) && !every.contains(&early) {

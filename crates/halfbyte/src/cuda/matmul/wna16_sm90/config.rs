@@ -35,6 +35,8 @@ pub struct Config {
     pub boxes: usize,
     /// Blocks that share the columns of one tile.
     pub split: usize,
+    /// Whether no tile is cut, though some blocks have none in the last round. Not compiled in.
+    pub whole: bool,
     /// Blocks that a multiprocessor has room for.
     pub blocks: usize,
     /// Units left to copy when the next kernel may start; 0: at once.
@@ -43,7 +45,7 @@ pub struct Config {
     pub prefetch: usize,
 }
 
-/// Two warpgroups of two strips, each tile cut wherever the work is divided.
+/// Two warpgroups of two strips, tiles that are left cut wherever the work is divided.
 pub(in crate::cuda) const TWO_BY_TWO: Config = Config {
     tokens: 8,
     warpgroups: 2,
@@ -55,6 +57,7 @@ pub(in crate::cuda) const TWO_BY_TWO: Config = Config {
     stages_x: 0,
     boxes: 2,
     split: 1,
+    whole: false,
     blocks: 1,
     trigger: 1,
     prefetch: 0,
@@ -105,6 +108,9 @@ impl std::fmt::Display for Config {
         write!(f, " w{} x{}/{}", self.stages_w, self.stages_x, self.boxes)?;
         let rest = [("sets", self.sets, 1), ("split", self.split, 1), ("blocks", self.blocks, 1)];
         write_unusual(f, &rest)?;
+        if self.whole {
+            write!(f, " whole")?;
+        }
         write_unusual(f, &[("trigger", self.trigger, 0), ("prefetch", self.prefetch, 0)])
     }
 }
@@ -144,9 +150,14 @@ impl Config {
         self
     }
 
+    /// Whether scales that are not of the type of x, or offsets, apply to weights: these are computed in f32.
+    pub(super) fn computes_weights(self, form: &Form) -> bool {
+        self.early && (form.x != form.atom.scale || form.atom.offset)
+    }
+
     /// Whether a kernel before it makes sums of x.
     pub(super) fn takes_sums_of_x(self, atom: Atom) -> bool {
-        atom.offset && self.wgmma
+        atom.offset && self.wgmma && !self.early
     }
 
     /// Whether a warp of its own does, as `mma.sync` multiplies them by whole factors.
@@ -247,6 +258,12 @@ impl Schedule {
         let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tokens));
         let tiles = rows * columns;
         let (mut waves, mut workers) = (0, tiles);
+        if config.whole {
+            workers = tiles.div_ceil(tiles.div_ceil(multiprocessors));
+            waves = tiles / workers;
+            let cut = tiles - waves * workers;
+            return Self { steps, rows, columns, waves, workers, sharers: cut, cut };
+        }
         if config.split == 1 {
             workers = multiprocessors;
             // Cut tiles each have counters; few tokens are cheap to join, so that all their tiles may be cut.

@@ -16,6 +16,7 @@ mod many_rows;
 
 use super::config::{Config, LEAST_APART, Schedule};
 use crate::cuda::Caps;
+use crate::cuda::tiled::Form;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 
 /// Codes of 5 and 6 bits, and those of 3 with `mma.sync`, take so many times as long to convert; those of 3 with `wgmma`, and those of tables, by
@@ -122,12 +123,12 @@ pub(super) struct Timed {
 }
 
 impl Timed {
-    pub fn new(config: Config, atom: Atom) -> Self {
-        let few = config.tokens < LEAST_APART;
+    pub fn new(config: Config, form: &Form) -> Self {
+        let (atom, few) = (form.atom, config.tokens < LEAST_APART);
         let clocks = if few {
             few_rows::clocks(&few_rows::HOPPER, config, atom)
         } else {
-            many_rows::clocks(&many_rows::HOPPER, config, atom)
+            many_rows::clocks(&many_rows::HOPPER, config, form)
         };
         Self { config, atom, clocks }
     }

@@ -25,7 +25,7 @@ const SWEEPS: [(&str, Caps); 2] = [
 /// What a configuration took for a product.
 struct Time {
     config: Config,
-    atom: Atom,
+    form: Form,
     shape: [usize; 3],
     caps: Caps,
     microseconds: f64,
@@ -51,20 +51,18 @@ fn times(few: bool) -> Vec<Time> {
             let [format, y, m, n, k, _] = product.split(' ').collect::<Vec<_>>().try_into().unwrap();
             let [m, n, k] = [m, n, k].map(|size: &str| size.parse().unwrap());
             let y = [Float::F32, Float::F16, Float::BF16].into_iter().find(|of| of.name() == y).unwrap();
-            let atom = Atom::of_any(format.parse::<Format>().unwrap().weight, k).unwrap();
-            let known: Vec<(String, Config)> = candidates(&Form::floats(atom, y), m, &caps)
-                .into_iter()
-                .map(|config| (config.to_string(), config))
-                .collect();
+            let form = Form::floats(Atom::of_any(format.parse::<Format>().unwrap().weight, k).unwrap(), y);
+            let known: Vec<(String, Config)> =
+                candidates(&form, m, &caps).into_iter().map(|config| (config.to_string(), config)).collect();
             let first = all.len();
             while let Some(line) = lines.next_if(|line| line.starts_with("  ")) {
                 let (time, name) = line.trim().split_once(' ').unwrap();
                 let Some((_, config)) = known.iter().find(|(of, _)| of == name) else { continue };
-                if atom.is_wide() || (config.tokens < LEAST_APART) != few {
+                if form.atom.is_wide() || (config.tokens < LEAST_APART) != few {
                     continue;
                 }
                 let microseconds = time.parse().unwrap();
-                all.push(Time { config: *config, atom, shape: [m, n, k], caps, microseconds, weight: 0.0 });
+                all.push(Time { config: *config, form, shape: [m, n, k], caps, microseconds, weight: 0.0 });
             }
             let fastest = all[first..].iter().map(|time| time.microseconds).fold(f64::INFINITY, f64::min);
             for time in &mut all[first..] {
@@ -132,6 +130,7 @@ fn each_of_many(numbers: &mut many_rows::Numbers) -> Vec<&mut f64> {
         wgmma,
         convert,
         scale_weights,
+        compute_weights: _,
         scale_sums,
         zeros,
         beside,
@@ -154,12 +153,12 @@ fn each_of_many(numbers: &mut many_rows::Numbers) -> Vec<&mut f64> {
 /// Of all times, by a model: clocks of a unit, and microseconds.
 fn loss(
     times: &[Time],
-    clocks: impl Fn(Config, Atom) -> [f64; 2],
+    clocks: impl Fn(Config, &Form) -> [f64; 2],
     microseconds: impl Fn(&Timed, &Work, [usize; 3], &Machine) -> f64,
 ) -> f64 {
     let of = |time: &Time| {
-        let &Time { config, atom, shape, ref caps, .. } = time;
-        let timed = Timed { config, atom, clocks: clocks(config, atom) };
+        let &Time { config, form, shape, ref caps, .. } = time;
+        let timed = Timed { config, atom: form.atom, clocks: clocks(config, &form) };
         let work = Work::of(config, shape, caps.multiprocessors as usize);
         time.loss(microseconds(&timed, &work, shape, &Machine::of(caps)))
     };
@@ -167,12 +166,12 @@ fn loss(
 }
 
 fn loss_of_few(times: &[Time], numbers: &few_rows::Numbers) -> f64 {
-    let clocks = |config, atom| few_rows::clocks(numbers, config, atom);
+    let clocks = |config, form: &Form| few_rows::clocks(numbers, config, form.atom);
     loss(times, clocks, |timed, work, shape, machine| few_rows::microseconds(numbers, timed, work, shape, machine))
 }
 
 fn loss_of_many(times: &[Time], numbers: &many_rows::Numbers) -> f64 {
-    let clocks = |config, atom| many_rows::clocks(numbers, config, atom);
+    let clocks = |config, form: &Form| many_rows::clocks(numbers, config, form);
     loss(times, clocks, |timed, work, shape, machine| many_rows::microseconds(numbers, timed, work, shape, machine))
 }
 

@@ -2,7 +2,8 @@
 
 use super::super::config::Config;
 use super::{Machine, Timed, Work, bytes, planes, slowest};
-use crate::layout::cuda_wna16::{Atom, STRIP};
+use crate::cuda::tiled::Form;
+use crate::layout::cuda_wna16::STRIP;
 
 /// Tokens of tiles that wait for something in each unit.
 const WAITS: [usize; 3] = [48, 64, 256];
@@ -10,14 +11,18 @@ const WAITS: [usize; 3] = [48, 64, 256];
 /// The share of the second-level cache that x may take to stay there.
 const KEPT: f64 = 0.8;
 
+/// The share of the bandwidth that blocks read weights at where they are in step from the first column on, as their tiles are whole.
+const IN_STEP: f64 = 0.75;
+
 /// What is fitted to times (`fit.rs`).
 #[derive(Clone, Debug)]
 pub(super) struct Numbers {
     /// Of a unit of a strip, in clocks of a multiprocessor: `wgmma` for each token; converting codes; scaling them, or the sums of a group: of
-    /// each group and of each token of it; zero points of a group.
+    /// each group and of each token of it; zero points of a group. Weights that are computed in f32 take the second two, of a unit and of each group.
     pub wgmma: f64,
     pub convert: f64,
     pub scale_weights: f64,
+    pub compute_weights: [f64; 2],
     pub scale_sums: [f64; 2],
     pub zeros: f64,
     /// Tensor cores and other instructions run beside each other but for this: powers of both are added, and the root is taken.
@@ -46,6 +51,7 @@ pub(super) const HOPPER: Numbers = Numbers {
     wgmma: 4.29,
     convert: 105.0,
     scale_weights: 55.3,
+    compute_weights: [250.0, 14.0],
     scale_sums: [2.06, 0.842],
     zeros: 13.5,
     beside: 1.18,
@@ -63,10 +69,12 @@ pub(super) const HOPPER: Numbers = Numbers {
 };
 
 /// Clocks of a unit that keep a multiprocessor busy, and those that a block waits besides.
-pub(super) fn clocks(numbers: &Numbers, config: Config, atom: Atom) -> [f64; 2] {
+pub(super) fn clocks(numbers: &Numbers, config: Config, form: &Form) -> [f64; 2] {
+    let atom = form.atom;
     let (tokens, strips, groups) = (config.tokens as f64, config.tile_strips() as f64, atom.groups() as f64);
     let zeros = if atom.zero { groups * numbers.zeros } else { 0.0 };
     let scale = match config.early {
+        true if config.computes_weights(form) => numbers.compute_weights[0] + groups * numbers.compute_weights[1],
         true => numbers.scale_weights,
         false => groups * (numbers.scale_sums[0] + numbers.scale_sums[1] * tokens),
     };
@@ -91,7 +99,8 @@ pub(super) fn microseconds(
     let of_x = 2.0 * m as f64 * k as f64;
     let again = work.scattered && of_x > KEPT * machine.cache;
     let of_x = if again { of_x * n.div_ceil(config.tile_strips() * STRIP) as f64 } else { 0.0 };
-    let memory = (of_w + of_x) / machine.bandwidth;
+    let in_step = if config.whole { IN_STEP } else { 1.0 };
+    let memory = (of_w + of_x) / (machine.bandwidth * in_step);
     let size = (config.tokens * config.tile_strips()) as f64 / 16.0;
     let join = work.rounds * (numbers.join[0] + numbers.join[1] * size);
     let cut = match work.sharers {
