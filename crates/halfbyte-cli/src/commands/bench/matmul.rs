@@ -2,9 +2,10 @@
 
 mod cuda;
 mod cuda_report;
+mod plan;
 mod sweep;
 
-use super::case::{Case, Shape};
+use super::case::Shape;
 use super::check::{self, Check, Computed};
 use super::limits::Limits;
 use crate::app::App;
@@ -21,7 +22,8 @@ use halfbyte::cpu::matmul;
 use halfbyte::format::reference::Bound;
 use halfbyte::kernel::Problem;
 use halfbyte::ops::{Linear, Weight};
-use halfbyte::{Act, Float, Floats, FloatsMut, Format, Group, WeightFormat, Zero};
+use halfbyte::{Act, Float, Floats, FloatsMut, Format};
+use plan::{Plan, Rows, plan};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -87,18 +89,6 @@ pub struct Args {
     within: Option<u64>,
 }
 
-/// What is measured unless told: w4a8-g128.
-const DEFAULT: WeightKind = WeightKind::Quantized(Format {
-    weight: WeightFormat {
-        bits: 4,
-        group: Group::Size(128),
-        zero: Zero::Symmetric,
-        scale: Float::F16,
-        channel_scale: None,
-    },
-    act: Act::A8,
-});
-
 #[derive(Serialize)]
 struct Report {
     threads: usize,
@@ -135,78 +125,6 @@ struct Line {
     baseline_us: Option<f64>,
     times_baseline: Option<f64>,
     check: Option<Check>,
-}
-
-/// What is measured.
-struct Plan {
-    origin: Option<String>,
-    kinds: Vec<WeightKind>,
-    shapes: Vec<Rows>,
-}
-
-/// A shape, and the numbers of rows that it is measured with.
-struct Rows {
-    shape: Shape,
-    /// Whether the results say where the shape comes from.
-    named: bool,
-    m: Vec<usize>,
-}
-
-/// Numbers of rows that are drawn for a random shape.
-const ROWS_OF_RANDOM: usize = 8;
-
-/// Shapes of multiples of 64, and rows.
-fn draw(count: usize, seed: u64, m: &[usize]) -> Vec<Rows> {
-    let mut random = random::SplitMix64(seed);
-    let mut draw = |from: f64, to: f64| {
-        let share = f64::from(random.uniform()).midpoint(1.0);
-        from * (to / from).powf(share)
-    };
-    let mut shapes = Vec::with_capacity(count);
-    for _ in 0..count {
-        let [n, k] = [(); 2].map(|()| (draw(512.0, 32768.0) / 64.0).round() as usize * 64);
-        let rows = if m.is_empty() { ROWS_OF_RANDOM } else { 0 };
-        let drawn = (0..rows).map(|_| draw(1.0, 4096.0).round() as usize);
-        let m = m.iter().copied().chain(drawn).collect();
-        shapes.push(Rows { shape: Shape { origin: String::new(), n, k }, named: false, m });
-    }
-    shapes
-}
-
-fn plan(args: &Args) -> Result<Plan> {
-    let or = |given: &[usize], other: Vec<usize>| if given.is_empty() { other } else { given.to_vec() };
-    let plan = match &args.case {
-        Some(path) => {
-            let (case, kinds) = Case::read(path)?;
-            let kinds = if args.format.is_empty() { kinds } else { args.format.clone() };
-            let m = or(&args.m, case.m);
-            let shapes = case.shapes.into_iter().map(|shape| Rows { shape, named: true, m: m.clone() }).collect();
-            Plan { origin: Some(case.origin), kinds, shapes }
-        }
-        None => {
-            let kinds = if args.format.is_empty() { vec![DEFAULT] } else { args.format.clone() };
-            let shapes = match args.random {
-                Some(count) => draw(count, args.seed, &args.m),
-                None => {
-                    let shape = Shape { origin: String::new(), n: args.n, k: args.k };
-                    vec![Rows { shape, named: false, m: or(&args.m, vec![1, 8, 128, 512]) }]
-                }
-            };
-            Plan { origin: None, kinds, shapes }
-        }
-    };
-    let too_large = |a: usize, b: usize| a.checked_mul(b).is_none_or(|size| size > 1 << 40);
-    for Rows { shape, m, .. } in &plan.shapes {
-        let bad_m = m.iter().any(|&m| m == 0 || too_large(m, shape.n.max(shape.k)));
-        if shape.n == 0 || shape.k == 0 || too_large(shape.n, shape.k) || bad_m {
-            return Err(Failure::usage(
-                "sizes must be at least 1 and matrices at most 2^40 elements",
-                format!("m {m:?}, n {}, k {}", shape.n, shape.k),
-                "choose other sizes",
-            ));
-        }
-    }
-    Ok(plan)
 }
 
 /// Runs all products of the plan.
