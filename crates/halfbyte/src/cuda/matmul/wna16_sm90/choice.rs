@@ -89,7 +89,7 @@ pub(super) fn of_tokens(tokens: usize, early: bool) -> Vec<Config> {
             all.push(Config { tokens, early, ..TWO_BY_TWO });
             all
         }
-        ..=192 => split(&[Config { boxes: 1, ..narrow }], &SPLITS[..2]),
+        129..=192 => split(&[Config { boxes: 1, ..narrow }], &SPLITS[..2]),
         _ => vec![Config { boxes: 1, ..narrow }],
     };
     let uncut = |config: &&Config| config.split == 1;
