@@ -18,6 +18,7 @@ pub(in crate::cuda) use operands::{Output, Placed, Weight};
 
 use super::grouped::GroupedOperands;
 use super::kernel::{Answer, Configuration, Kernel};
+use super::plans::settled;
 use super::quantize_activations::{self, Form as QuantizedForm};
 use super::sum_groups::{self, SumsOfX};
 use super::wna16::{self, Weights};
@@ -168,6 +169,18 @@ fn plan<T: Gemm>(
     (config, T::schedule(form, (config, batch_invariant), shape, caps))
 }
 
+/// What copies of rows are multiplied by, as many as are made at once, of which the last are fewer. Weights are exact where those of a product
+/// of all rows are, whose bound holds.
+fn config_of_copies<T: Gemm>(caps: &Caps, form: &Form, problem: &Problem, batch_invariant: bool) -> T::Config {
+    let of = |m: usize, invariant: bool| T::config(form, shape(&Problem { m, ..*problem }), caps, invariant);
+    let rows = at_once::<T>(problem.m.min(gather::ROWS), batch_invariant);
+    let config = of(rows, batch_invariant);
+    match config.rounds_weights() && !of(problem.m, batch_invariant).rounds_weights() {
+        true => of(rows, true),
+        false => config,
+    }
+}
+
 /// Whether a kernel has products for x of a type on a processor: it quantises x, or tensor cores multiply such halves.
 fn multiplies<T: Gemm>(arch: Arch, x: Float) -> bool {
     T::QUANTIZES || arch.multiplies(x)
@@ -247,7 +260,14 @@ fn bytes<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool, given: 
     Ok(Places::of::<T>(caps, &T::form(caps.atom, problem)?, problem, batch_invariant, given).bytes)
 }
 
-/// Sums of cut tiles at most, in bytes: the rows that are left in the end may be cut another way.
+/// Sums of cut tiles that a configuration leaves at most, whatever the number of rows is.
+fn most_parts_bytes(caps: &Caps, config: impl Tile, schedule: Schedule) -> usize {
+    let workers = schedule.workers.max(caps.multiprocessors as usize);
+    config.parts_bytes(&Schedule { workers, cut: 2, sharers: 1, ..schedule })
+}
+
+/// Sums of cut tiles at most, in bytes: the rows that are left in the end may be cut another way. Of many rows those that a number near to this
+/// one may leave.
 fn parts_bytes<T: Gemm>(
     caps: &Caps,
     form: &Form,
@@ -257,7 +277,10 @@ fn parts_bytes<T: Gemm>(
 ) -> usize {
     let of = |m: usize| {
         let (config, schedule) = plan::<T>(caps, form, problem, m, batch_invariant, given);
-        config.parts_bytes(&schedule)
+        match batch_invariant || m <= settled(caps, problem.n) {
+            true => config.parts_bytes(&schedule),
+            false => most_parts_bytes(caps, config, schedule),
+        }
     };
     let rows = at_once::<T>(problem.m, batch_invariant);
     let left = problem.m % rows;

@@ -7,8 +7,10 @@
 //!   are a multiple of eight;
 //! * from there to where the largest tiles ([`LARGEST_TILE`] rows) are two for each multiprocessor, once for each [`STEP`] rows:
 //!   tiles of so many rows are a multiple of [`STEP`], and the choice depends on how many tiles there are;
-//! * beyond, where no choice depends on the number of tiles any more, by doubling: what changes between two powers of two (a product
-//!   too large for a kernel's numbers) is found by bisection.
+//! * beyond, to four times as many rows, at both ends of each sixteenth of a power of two ([`stepped`]): a choice may depend on how many
+//!   tiles there are nearly;
+//! * then, where no choice depends on that any more, by doubling. What changes between two ends (a product too large for a kernel's
+//!   numbers) is found by bisection.
 //!
 //! A product then looks for its range by binary search.
 
@@ -190,15 +192,28 @@ fn most_bytes(kernel: &Kernel, caps: &Caps, problem: &Problem, [first, last]: [u
     let of = |from: usize, to: usize| (from / STEP + 1..=to / STEP).map(|steps| steps * STEP);
     let few = last <= LARGEST_TILE[0] * caps.multiprocessors as usize;
     let end = if few { (LAST * STEP).max(last / NEARLY_ALL) } else { LAST * STEP };
-    let steps = of(from, last.min(settled(caps, problem.n))).chain(of(from.max(last.saturating_sub(end)), last));
-    each.chain(steps).chain([first, last]).map(bytes).max().unwrap_or(0)
+    let (settled, far) = (settled(caps, problem.n), far(caps, problem.n));
+    let steps = of(from, last.min(settled)).chain(of(from.max(last.saturating_sub(end)), last));
+    let next = |&m: &usize| Some(stepped(m + 1)).filter(|&m| m <= last.min(far));
+    let stepped = std::iter::successors(next(&first.max(settled)), next);
+    each.chain(steps).chain(stepped).chain([first, last]).map(bytes).max().unwrap_or(0)
 }
 
-/// Rows from which on no choice depends on the number of tiles.
+/// Rows up to which a choice may depend on the exact number of tiles.
 pub(super) fn settled(caps: &Caps, n: usize) -> usize {
     let [rows, outputs] = LARGEST_TILE;
     let columns = (2 * caps.multiprocessors.max(1) as usize).div_ceil(n.div_ceil(outputs).max(1)) + 1;
     (columns * rows).max(EACH)
+}
+
+/// Rows beyond which no choice depends on the number of tiles; from [`settled`] ones on it depends on [`stepped`] rows.
+pub(super) fn far(caps: &Caps, n: usize) -> usize {
+    4 * settled(caps, n)
+}
+
+/// Rows rounded up to a sixteenth of the power of two below them, or to a multiple of [`STEP`].
+pub(super) fn stepped(m: usize) -> usize {
+    m.next_multiple_of((m.next_power_of_two() / 32).max(STEP))
 }
 
 /// Finds ranges.
@@ -235,19 +250,20 @@ impl Maker<'_> {
             }
         }
         (EACH..settled).step_by(STEP).for_each(|m| add(m + 1, self.choose(m + 1)));
+        let far = far(self.caps, self.problem.n);
         let mut low = settled;
         while low < MOST {
-            let high = (2 * low).min(MOST);
-            let chosen = self.choose(high);
-            let mut before = self.choose(low);
+            let high = if low < far { stepped(low + 1).min(far) } else { (2 * low).min(MOST) };
+            let (mut first, mut before, chosen) = (low + 1, self.choose(low + 1), self.choose(high));
+            add(first, before.clone());
             while !same(&before, &chosen) {
                 // The last number of rows with the choice before, and the first with another.
-                let (mut last, mut next) = (low, high);
+                let (mut last, mut next) = (first, high);
                 while last + 1 < next {
                     let middle = last.midpoint(next);
                     if same(&self.choose(middle), &before) { last = middle } else { next = middle }
                 }
-                (low, before) = (next, self.choose(next));
+                (first, before) = (next, self.choose(next));
                 add(next, before.clone());
             }
             low = high;

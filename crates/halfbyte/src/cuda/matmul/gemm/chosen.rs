@@ -9,7 +9,7 @@ use super::super::quantize_activations::{self, Form as QuantizedForm};
 use super::super::sum_groups::{self, SumGroups, SumsOfX};
 use super::super::wna16::Weights;
 use super::super::{Call, Epilogue, Packed, QuantizedCall, QuantizedView, gather, problem, wna8};
-use super::{Gemm, Operands, X, at_once, bytes, covers, parts_bytes, plan, shape};
+use super::{Gemm, Operands, X, at_once, bytes, config_of_copies, covers, most_parts_bytes, parts_bytes, plan, shape};
 use crate::cuda::driver::{FloatView, FloatViewMut, Stream, View};
 use crate::cuda::kept::Kept;
 use crate::cuda::nn::Gate;
@@ -133,10 +133,17 @@ impl Places {
             let room = Room::new(codes, parts(problem.m));
             return Self { x: room.codes, terms: room.terms, codes: Some(codes), bytes: room.bytes };
         }
-        // All rows at once, or copies of some at a time, of which the last may be fewer.
+        // All rows at once, or copies of some at a time, of which the last are fewer, so that their tiles may be cut in any way.
         let rows = problem.m.min(gather::ROWS);
-        let copied = [rows, problem.m % gather::ROWS].into_iter().filter(|&m| m != problem.m && m > 0);
-        let most = [problem.m].into_iter().chain(copied).map(parts).max().unwrap_or(0);
+        let copied = if rows < problem.m {
+            let config = given.unwrap_or_else(|| config_of_copies::<T>(caps, form, problem, batch_invariant));
+            let rows = at_once::<T>(rows, batch_invariant);
+            let (config, schedule) = plan::<T>(caps, form, problem, rows, batch_invariant, Some(config));
+            most_parts_bytes(caps, config, schedule)
+        } else {
+            0
+        };
+        let most = parts(problem.m).max(copied);
         let x = (Workspace::COUNTER_BYTES + most).next_multiple_of(16);
         let terms = (x + rows * gather::pitch(problem.k) * 2).next_multiple_of(16);
         let sums = T::SUMS_X && form.atom.offset;
@@ -265,9 +272,10 @@ impl<T: Gemm> Chosen<T> {
             let at_once = at_once::<T>;
             for first in (0..rows[1]).step_by(at_once(rows[1], batch_invariant)) {
                 let m = at_once(rows[1], batch_invariant).min(rows[1] - first);
-                // Rows that were copied, or are left in the end, may be fewer than it was chosen for.
+                // Rows that are left in the end may be fewer than it was chosen for.
                 let config = match self.given || m == at_once(problem.m, batch_invariant) {
                     true => self.config,
+                    false if together < problem.m => config_of_copies::<T>(&caps, &form, problem, batch_invariant),
                     false => T::config(&form, shape(&Problem { m, ..*problem }), &caps, batch_invariant),
                 };
                 let plan = plan::<T>(&caps, &form, problem, m, batch_invariant, Some(config));

@@ -4,7 +4,7 @@ use super::candidates::compiles;
 use super::config::{Config, EARLY, LEAST_APART, PAIRED, TWO_BY_TWO, TWO_SETS, most_tokens_of_groups};
 use super::cost::Timed;
 use crate::cuda::Caps;
-use crate::cuda::matmul::plans::{EACH, FEW, STEP as ROWS, settled};
+use crate::cuda::matmul::plans::{EACH, FEW, STEP as ROWS, far, settled, stepped};
 use crate::cuda::tiled::Form;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
@@ -117,7 +117,11 @@ pub(super) fn of_any_tokens(tokens: usize, atom: Atom, rounding: bool) -> Vec<Co
 
 /// Rows as the choice sees them: as many as plans tell apart.
 fn rows(m: usize, n: usize, caps: &Caps) -> usize {
-    if m <= EACH { m.max(1).next_multiple_of(FEW) } else { m.next_multiple_of(ROWS).min(settled(caps, n)) }
+    match m {
+        ..=EACH => m.max(1).next_multiple_of(FEW),
+        _ if m <= settled(caps, n) => m.next_multiple_of(ROWS),
+        _ => stepped(m).min(far(caps, n)),
+    }
 }
 
 /// The configurations for a form, and what their units take, found once.
