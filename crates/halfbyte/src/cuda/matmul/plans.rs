@@ -213,7 +213,16 @@ pub(super) fn far(caps: &Caps, n: usize) -> usize {
 
 /// Rows rounded up to a sixteenth of the power of two below them, or to a multiple of [`STEP`].
 pub(super) fn stepped(m: usize) -> usize {
-    m.next_multiple_of((m.next_power_of_two() / 32).max(STEP))
+    m.next_multiple_of(sixteenth(m))
+}
+
+/// The fewest rows that are rounded up to as many as so many are.
+pub(super) fn stepped_from(m: usize) -> usize {
+    stepped(m) - sixteenth(m) + 1
+}
+
+fn sixteenth(m: usize) -> usize {
+    (m.next_power_of_two() / 32).max(STEP)
 }
 
 /// Finds ranges.

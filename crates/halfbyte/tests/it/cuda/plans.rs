@@ -168,23 +168,27 @@ fn sweeps() -> Vec<Swept> {
     all
 }
 
-/// What is chosen beside the fastest configuration. Of more than 32 rows those of the H100 were timed before tiles could stay whole.
+/// What is chosen beside the fastest configuration. Where that was not timed, as tiles could not stay whole then, it is what would be chosen among
+/// those that were.
 #[test]
 fn choices_are_near_the_fastest_that_was_measured() {
     let mut shares: BTreeMap<String, Vec<(f64, String)>> = BTreeMap::new();
-    let mut untimed: BTreeMap<String, usize> = BTreeMap::new();
     for Swept { caps, kind, format, y, shape: [m, n, k], times } in sweeps() {
         let atom = Atom::of_any(parse(&format).weight, k).unwrap();
         // Scales in f32 were timed as GGUF's K types have them.
         let of_halves = Atom { bits: if atom.bits == 8 { 6 } else { 4 }, multiples: true, ..atom };
         let atom = if atom.scale == Float::F32 { of_halves } else { atom };
-        let chosen = config::config(&Form::floats(atom, y), [m, n, k], &caps).to_string();
+        let (form, shape) = (Form::floats(atom, y), [m, n, k]);
+        let timed = |chosen: &str| times.iter().find(|(_, config)| *config == chosen).map(|(time, _)| *time);
         let fastest = times.iter().map(|(time, _)| *time).fold(f64::INFINITY, f64::min);
-        let Some((time, _)) = times.iter().find(|(_, config)| *config == chosen) else {
+        let mut chosen = config::config(&form, shape, &caps).to_string();
+        if timed(&chosen).is_none() {
             assert!(m > 32 && kind.starts_with("H100"), "{format} {m} {n} {k}: {chosen} was not timed");
-            *untimed.entry(kind).or_default() += 1;
-            continue;
-        };
+            let mut others = config::expected(&form, shape, &caps);
+            others.retain(|(config, _)| timed(&config.to_string()).is_some());
+            chosen = others.iter().min_by(|one, other| one.1.total_cmp(&other.1)).unwrap().0.to_string();
+        }
+        let time = timed(&chosen).unwrap();
         let what = format!("{format} m={m} n={n} k={k}: {chosen}, {time} µs");
         shares.entry(kind).or_default().push((time / fastest, what));
     }
@@ -194,17 +198,13 @@ fn choices_are_near_the_fastest_that_was_measured() {
         let of = |most: f64| shares.partition_point(|(share, _)| *share <= most) as f64 / shares.len() as f64;
         let all = [of(1.05), of(1.1), of(1.2)];
         let mean = shares.iter().map(|(share, _)| share).sum::<f64>() / shares.len() as f64;
-        let left = untimed.get(&kind).copied().unwrap_or(0);
-        println!(
-            "{kind}: {} products, {left} left out, at most 1.05, 1.1, 1.2: {all:.3?}; mean {mean:.3}",
-            shares.len()
-        );
+        println!("{kind}: {} products, at most 1.05, 1.1, 1.2: {all:.3?}; mean {mean:.3}", shares.len());
         shares.iter().rev().take(5).for_each(|(share, what)| println!("    {share:.2} {what}"));
         within.insert(kind, all);
     }
     let expected = [
         ("H100 random", [0.74, 0.88, 0.98]),
-        ("H100 listed", [0.89, 0.99, 1.0]),
+        ("H100 listed", [0.9, 0.99, 1.0]),
         ("H100 checked", [0.75, 0.88, 1.0]),
         ("H100 few", [0.7, 0.84, 0.98]),
         ("H200 random", [0.81, 0.9, 0.96]),

@@ -4,7 +4,7 @@ use super::candidates::compiles;
 use super::config::{Config, EARLY, LEAST_APART, PAIRED, TWO_BY_TWO, TWO_SETS, most_tokens_of_groups};
 use super::cost::Timed;
 use crate::cuda::Caps;
-use crate::cuda::matmul::plans::{EACH, FEW, STEP as ROWS, far, settled, stepped};
+use crate::cuda::matmul::plans::{EACH, FEW, STEP as ROWS, far, settled, stepped, stepped_from};
 use crate::cuda::tiled::Form;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
@@ -115,12 +115,14 @@ pub(super) fn of_any_tokens(tokens: usize, atom: Atom, rounding: bool) -> Vec<Co
     }
 }
 
-/// Rows as the choice sees them: as many as plans tell apart.
-fn rows(m: usize, n: usize, caps: &Caps) -> usize {
+/// The rows that plans do not tell apart from so many, both ends: the choice is the same for them. Both are the last where that is all that tiles
+/// depend on.
+fn rows(m: usize, n: usize, caps: &Caps) -> [usize; 2] {
     match m {
-        ..=EACH => m.max(1).next_multiple_of(FEW),
-        _ if m <= settled(caps, n) => m.next_multiple_of(ROWS),
-        _ => stepped(m).min(far(caps, n)),
+        ..=EACH => [m.max(1).next_multiple_of(FEW); 2],
+        _ if m <= settled(caps, n) => [m.next_multiple_of(ROWS); 2],
+        _ if m < far(caps, n) => [stepped_from(m), stepped(m).min(far(caps, n))],
+        _ => [far(caps, n); 2],
     }
 }
 
@@ -153,14 +155,14 @@ fn streaming(atom: Atom, [m, n, k]: [usize; 3], caps: &Caps) -> Option<Config> {
     Some(if waits { TWO_SETS } else { EARLY })
 }
 
-/// The configuration for a shape on a device.
-pub fn config(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Config {
+/// The configurations for a shape on a device, of many after each other, with the microseconds that each is expected to take; none where a rule says
+/// which one it is.
+pub fn expected(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Vec<(Config, f64)> {
     let atom = form.atom;
-    if let Some(config) = streaming(atom, [m, n, k], caps) {
-        return config.fitted(form);
+    if streaming(atom, [m, n, k], caps).is_some() {
+        return Vec::new();
     }
-    let (steps, seen) = (k.div_ceil(STEP).max(1), rows(m, n, caps));
-    let shape = [seen, n.max(1), k.max(1)];
+    let (steps, [first, seen]) = (k.div_ceil(STEP).max(1), rows(m, n, caps));
     let rounds = rounds(form, m, caps);
     // Scales in f32 and offsets have fewer forms for few rows. Of many rows plans tell multiples of 32 apart.
     let fits = |tokens: usize| {
@@ -172,9 +174,20 @@ pub fn config(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Config {
     let fitting = known
         .iter()
         .filter(|Timed { config, .. }| fits(config.tokens) && config.split <= steps && (rounds || !config.early));
-    let timed = fitting.map(|timed| (timed.config, timed.microseconds(shape, caps)));
-    let least = timed.min_by(|(_, one), (_, other)| one.total_cmp(other));
-    least.map_or_else(|| batch_invariant(form, [m, n, k], caps), |(config, _)| config)
+    let microseconds = |timed: &Timed| {
+        let of = |m: usize| timed.microseconds([m, n.max(1), k.max(1)], caps);
+        if first == seen { of(seen) } else { (of(first) + of(seen)) / 2.0 }
+    };
+    fitting.map(|timed| (timed.config, microseconds(timed))).collect()
+}
+
+/// The configuration for a shape on a device.
+pub fn config(form: &Form, shape @ [m, n, k]: [usize; 3], caps: &Caps) -> Config {
+    if let Some(config) = streaming(form.atom, [m, n, k], caps) {
+        return config.fitted(form);
+    }
+    let least = expected(form, shape, caps).into_iter().min_by(|(_, one), (_, other)| one.total_cmp(other));
+    least.map_or_else(|| batch_invariant(form, shape, caps), |(config, _)| config)
 }
 
 /// The configuration for a shape with which a row of y has the same bits whatever the number of rows is: exact, with tiles that are
@@ -214,9 +227,14 @@ pub fn every(form: &Form) -> Vec<Config> {
     every
 }
 
+/// Whether scales of several weights apply to these, of many rows: where they are of the type of x.
+fn rounds_grouped(form: &Form) -> bool {
+    form.x == form.atom.scale && rounds(form, usize::MAX, &Caps::H200)
+}
+
 /// Rows of tiles where there are several weights.
 pub(super) fn grouped_tiles(form: &Form) -> Vec<usize> {
-    let exact = form.atom.group != 0 && !rounds(form, usize::MAX, &Caps::H200);
+    let exact = form.atom.group != 0 && !rounds_grouped(form);
     let most = if exact { most_tokens_of_groups(form.atom) } else { 256 };
     [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256].into_iter().filter(|&tokens| tokens <= most).collect()
 }
@@ -230,7 +248,7 @@ pub(super) fn grouped(form: &Form, tokens: usize) -> Config {
     let atom = form.atom;
     // What codes that become bytes are made of takes registers too.
     let widened = atom.field_bits() == 8 && atom.bits < 8;
-    let rounds = rounds(form, usize::MAX, &Caps::H200);
+    let rounds = rounds_grouped(form);
     let small_groups = !matches!(atom.group, 0 | 128);
     let config = match tokens {
         9..=16 if widened => Config { tokens, wgmma: false, strips: 1, ..PAIRED },

@@ -9,7 +9,7 @@ use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
 
 pub use super::candidates::all;
-pub use super::choice::{batch_invariant, config, every};
+pub use super::choice::{batch_invariant, config, every, expected};
 pub use crate::cuda::schedule::Schedule;
 
 /// What the kernel is compiled with, besides the format; `include/wna16_sm90.cuh` says what each is.
