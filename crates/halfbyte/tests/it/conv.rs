@@ -2,12 +2,13 @@
 
 mod geometry;
 
+use crate::cpu::{that_run_here, with_each_caps};
 use crate::data::{Random, parse, rounded};
 use crate::golden::{self, Golden};
 use half::{bf16, f16};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::isa::{Caps, Isa};
+use halfbyte::cpu::isa::Isa;
 use halfbyte::format::reference::{self, Bound, Product};
 use halfbyte::ops::{Activation, Conv2d};
 use halfbyte::quantize::{Rtn, rtn, rtn_conv2d};
@@ -18,16 +19,6 @@ const CANARY: f32 = -7.25e8;
 
 const TYPES: [Float; 3] = [Float::F32, Float::F16, Float::BF16];
 pub const LAYOUTS: [Layout2d; 2] = [Layout2d::Nchw, Layout2d::Nhwc];
-
-/// Devices with each set of capabilities that this machine can take on.
-fn devices(threads: usize) -> Vec<Cpu> {
-    let found = Caps::detect();
-    let mut caps: Vec<Caps> = Isa::ALL.into_iter().filter_map(|isa| found.limited_to(isa).ok()).collect();
-    if found.bf16_dot {
-        caps.push(Caps { bf16_dot: false, ..found });
-    }
-    caps.into_iter().map(|caps| Cpu::with_caps(threads, caps).unwrap()).collect()
-}
 
 /// Values `[batch, channels, pixels]` in a layout.
 pub fn laid_out<T: Copy>(values: &[T], [batch, channels, pixels]: [usize; 3], layout: Layout2d) -> Vec<T> {
@@ -159,7 +150,7 @@ pub fn formats(geometry: &Geometry) -> Vec<String> {
 
 #[test]
 fn every_geometry_format_layout_and_type_is_within_the_bound() {
-    let cpus = devices(2);
+    let cpus = with_each_caps(2);
     let mut random = Random(31);
     let mut seen = std::collections::BTreeSet::new();
     for (g, (geometry, batch, size)) in cases().into_iter().enumerate() {
@@ -195,10 +186,8 @@ fn every_geometry_format_layout_and_type_is_within_the_bound() {
             }
         }
     }
-    if Caps::detect().bf16_dot {
-        let all: Vec<_> = halfbyte::cpu::matmul::KERNELS.iter().map(|k| k.name).chain(["depthwise"]).collect();
-        assert!(all.iter().all(|name| seen.contains(name)), "kernels that no case reached: {all:?} but {seen:?}");
-    }
+    let all = that_run_here(halfbyte::cpu::matmul::KERNELS.iter().map(|k| k.name).chain(["depthwise"]));
+    assert!(all.iter().all(|name| seen.contains(name)), "kernels that no case reached: {all:?} but {seen:?}");
 }
 
 #[test]
@@ -217,7 +206,7 @@ fn many_pixels_and_channels_cross_every_slab() {
         for (i, &x_type) in TYPES.iter().enumerate() {
             let x = rounded(&random.activations(shape.x_len()), x_type);
             let reference = reference::conv2d_linear(&x, &w, format.act, &shape).unwrap();
-            for cpu in devices(3).iter().filter(|cpu| cpu.caps().isa != Isa::Plain) {
+            for cpu in with_each_caps(3).iter().filter(|cpu| cpu.caps().isa != Isa::Plain) {
                 let (x_layout, y_layout) = (LAYOUTS[i % 2], LAYOUTS[i / 2]);
                 let case = Case { shape: &shape, x: &x, x_type, x_layout, y_type: Float::F32, y_layout };
                 let y = case.forward(Conv2d::new(&w, format.act, geometry).unwrap(), cpu);
@@ -229,7 +218,7 @@ fn many_pixels_and_channels_cross_every_slab() {
 
 #[test]
 fn dense_weights_of_every_type() {
-    let cpus = devices(2);
+    let cpus = with_each_caps(2);
     let mut random = Random(33);
     for (i, (geometry, batch, size)) in cases().into_iter().enumerate() {
         let shape = Conv2dShape::new(geometry, batch, size).unwrap();
@@ -279,7 +268,7 @@ pub fn golden_cases(folder: &str) -> serde_json::Map<String, serde_json::Value> 
 
 #[test]
 fn convolutions_of_other_software() {
-    let (cpus, cases) = (devices(2), golden_cases("conv_fp32"));
+    let (cpus, cases) = (with_each_caps(2), golden_cases("conv_fp32"));
     assert_eq!(cases.len(), 11);
     for (name, case) in &cases {
         let golden = Golden::read(&format!("conv_fp32/{name}"));
@@ -325,7 +314,7 @@ fn the_same_bits_whatever_the_number_of_threads() {
             let [x_layout, y_layout] = LAYOUTS;
             let case = Case { shape: &shape, x: &x, x_type, x_layout, y_type: Float::F32, y_layout };
             let conv = || Conv2d::new(&w, format.act, geometry).unwrap();
-            for (a, b) in devices(1).iter().zip(&devices(5)) {
+            for (a, b) in with_each_caps(1).iter().zip(&with_each_caps(5)) {
                 let one = case.forward(conv(), a);
                 assert_eq!(one, case.forward(conv(), b), "{name} {:?}", a.caps());
                 assert_eq!(one, case.forward(conv(), a), "{name}: twice");
@@ -413,7 +402,7 @@ fn nan_and_infinity_reach_every_pixel_that_sees_them_and_no_other() {
             let mut x = random.normals(shape.x_len());
             // Channel 3 of row 2, column 4.
             x[3 * 42 + 2 * 7 + 4] = bad;
-            for (cpu, x_type) in devices(2).iter().flat_map(|cpu| [(cpu, Float::F32), (cpu, Float::BF16)]) {
+            for (cpu, x_type) in with_each_caps(2).iter().flat_map(|cpu| [(cpu, Float::F32), (cpu, Float::BF16)]) {
                 let [x_layout, y_layout] = LAYOUTS;
                 let case = Case { shape: &shape, x: &x, x_type, x_layout, y_type: Float::F32, y_layout };
                 let y = case.forward(Conv2d::new(&w, format.act, geometry).unwrap(), cpu);

@@ -1,22 +1,16 @@
 //! Convolutions of bytes: bit by bit as other software and the reference have it, on every instruction set.
 
 use crate::conv::{LAYOUTS, cases, golden_cases, golden_shape, laid_out, planes};
+use crate::cpu::with_each_isa;
 use crate::data::{Random, rounded};
 use crate::golden::Golden;
 use half::{bf16, f16};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::isa::{Caps, Isa};
 use halfbyte::format::int8::{Affine, Byte, Bytes, BytesMut, Int8Weight, multiplier};
 use halfbyte::format::reference;
 use halfbyte::ops::{Activation, Conv2dInt8};
 use halfbyte::{Float, FloatsMut};
-
-fn devices(threads: usize) -> Vec<Cpu> {
-    let found = Caps::detect();
-    let caps = Isa::ALL.into_iter().filter_map(|isa| found.limited_to(isa).ok());
-    caps.map(|caps| Cpu::with_caps(threads, caps).unwrap()).collect()
-}
 
 /// Bytes of a type, from their bits.
 pub fn bytes(byte: Byte, bits: &[u8]) -> Bytes<'_> {
@@ -51,7 +45,7 @@ pub fn forward(conv: &Conv2dInt8, cpu: &Cpu, x: &[u8], shape: &Conv2dShape, layo
 
 #[test]
 fn convolutions_of_other_software() {
-    let (cpus, cases) = (devices(2), golden_cases("conv_int8"));
+    let (cpus, cases) = (with_each_isa(2), golden_cases("conv_int8"));
     assert_eq!(cases.len(), 28);
     let mut with_relu = 0;
     for (name, case) in &cases {
@@ -102,7 +96,7 @@ fn expected(x: &[u8], w: &Int8Weight<'_>, bias: &[i32], [x_is, y_is]: [Affine; 2
 
 #[test]
 fn every_geometry_and_type_is_exact() {
-    let cpus = devices(3);
+    let cpus = with_each_isa(3);
     let mut random = Random(41);
     let large = (Geometry { padding: [1; 4], ..Geometry::new(24, 40, [3, 3]) }, 2, [23, 20]);
     let many = (Geometry { padding: [1; 4], groups: 33, ..Geometry::new(33, 66, [3, 3]) }, 2, [23, 20]);
@@ -181,7 +175,7 @@ fn forward_floats(
 
 #[test]
 fn outputs_in_floats_are_exact_sums_times_their_scales() {
-    let cpus = devices(3);
+    let cpus = with_each_isa(3);
     let mut random = Random(43);
     let many = (Geometry { padding: [1; 4], groups: 33, ..Geometry::new(33, 66, [3, 3]) }, 2, [23, 20]);
     for (turn, (geometry, batch, size)) in cases().into_iter().chain([many]).enumerate() {

@@ -1,10 +1,40 @@
-//! What a model needs besides products, on each instruction set of this machine.
+//! Devices of each instruction set of this machine; what a model needs besides products on them.
 
 mod attention;
 mod nn;
 
 use halfbyte::Cpu;
 use halfbyte::cpu::isa::{Caps, Isa};
+
+/// A device with each instruction set that this machine has.
+pub fn with_each_isa(threads: usize) -> Vec<Cpu> {
+    let found = Caps::detect();
+    let caps = Isa::ALL.into_iter().filter_map(|isa| found.limited_to(isa).ok());
+    caps.map(|caps| Cpu::with_caps(threads, caps).unwrap()).collect()
+}
+
+/// Likewise, and one without bf16 dot products where this machine has them: each set of capabilities that it can take on.
+pub fn with_each_caps(threads: usize) -> Vec<Cpu> {
+    let mut cpus = with_each_isa(threads);
+    let found = Caps::detect();
+    if found.bf16_dot {
+        cpus.push(Cpu::with_caps(threads, Caps { bf16_dot: false, ..found }).unwrap());
+    }
+    cpus
+}
+
+/// Of these kernels those that this machine can run, by their names.
+pub fn that_run_here<'a>(kernels: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let found = Caps::detect();
+    let runs = |name: &&str| match *name {
+        name if name.ends_with("bf16") => found.bf16_dot,
+        name if name.ends_with("amx") => found.isa >= Isa::Amx,
+        name if name.contains("avx512") => found.isa >= Isa::Avx512,
+        name if name.contains("avx2") => found.isa >= Isa::Avx2,
+        _ => true,
+    };
+    kernels.into_iter().filter(runs).collect()
+}
 
 /// For each instruction set of this machine: `result` with one thread and with three must have the same bits; they go to `check`.
 fn on_every_cpu(result: impl Fn(&Cpu) -> Vec<f32>, check: impl Fn(Isa, &[f32])) {

@@ -1,22 +1,15 @@
 //! Bytes in, bytes out: bit by bit as other software and the reference have it, on every instruction set.
 
+use crate::cpu::with_each_isa;
 use crate::data::Random;
 use crate::golden::Golden;
 use half::{bf16, f16};
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::isa::{Caps, Isa};
 use halfbyte::format::int8::{Affine, Byte, Bytes, BytesMut, Int8Weight, multiplier};
 use halfbyte::format::reference;
 use halfbyte::layout::cpu_int8::CpuInt8;
 use halfbyte::ops::{Activation, LinearInt8};
 use halfbyte::{Error, FloatsMut};
-
-/// Devices with each instruction set that this machine has.
-fn devices(threads: usize) -> Vec<Cpu> {
-    let found = Caps::detect();
-    let caps = Isa::ALL.into_iter().filter_map(|isa| found.limited_to(isa).ok());
-    caps.map(|caps| Cpu::with_caps(threads, caps).unwrap()).collect()
-}
 
 /// Bytes of either type, as their bits.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,7 +71,7 @@ fn linear_layers_of_other_software() {
         let signed = data(&golden, "xs_int8");
         let ones = Int8Weight::new(w.get(), shape, &[1.0], &[]).unwrap();
         let product = LinearInt8::with_float_outputs(&ones, Affine::new(Byte::I8, 1.0, 0).unwrap()).unwrap();
-        for cpu in devices(2) {
+        for cpu in with_each_isa(2) {
             assert_eq!(forward(&linear, &cpu, &x, m), y, "{name} on {:?}", cpu.caps());
             let mut floats = vec![0.0; m * shape[0]];
             product.forward_floats(&cpu, signed.get(), m, FloatsMut::F32(&mut floats)).unwrap();
@@ -98,7 +91,7 @@ fn sums_close_to_halves_round_as_onnxruntime_rounds_them() {
         let (x_affine, y_affine) = (affine(&golden, "x", x.0), affine(&golden, "y", y.0));
         let linear = LinearInt8::new(&weight, x_affine, y_affine).unwrap();
         assert_eq!(reference_codes(&x, m, &weight, x_affine, None, y_affine, y_affine.byte().codes()), y);
-        for cpu in devices(2) {
+        for cpu in with_each_isa(2) {
             assert_eq!(forward(&linear, &cpu, &x, m), y, "{kind} on {:?}", cpu.caps());
         }
     }
@@ -151,7 +144,7 @@ fn convolutions_of_other_software_as_products_of_patches() {
                     |i: usize, row: usize| ((row / (oh * ow)) * outputs + range.start + i) * oh * ow + row % (oh * ow);
                 Data(y.0, (0..m * per_group).map(|e| y.1[at(e % per_group, e / per_group)]).collect())
             };
-            for cpu in devices(2) {
+            for cpu in with_each_isa(2) {
                 assert_eq!(forward(&linear, &cpu, &patches, m), of_group(&y), "{name} on {:?}", cpu.caps());
                 if golden.has("y_relu_torch_fbgemm") {
                     let want = of_group(&data(&golden, "y_relu_torch_fbgemm"));
@@ -218,7 +211,7 @@ const SHAPES: &[[usize; 3]] = &[
 #[test]
 fn random_products_are_the_references_on_every_instruction_set() {
     let mut random = Random(21);
-    let cpus = devices(3);
+    let cpus = with_each_isa(3);
     for (s, &[m, n, k]) in SHAPES.iter().enumerate() {
         for (t, (x_type, w_type)) in TYPES.into_iter().flat_map(|x| TYPES.map(|w| (x, w))).enumerate() {
             let x = codes(&mut random, x_type, m * k);
@@ -268,7 +261,7 @@ fn the_greatest_sums_are_exact() {
             let linear = LinearInt8::with_float_outputs(&weight, x_affine).unwrap();
             // A bias that brings the sum down to a number that f32 holds: a wrong last bit shows.
             let linear = linear.with_bias(vec![(-sum.signum() * (sum.abs() - 12345)) as i32; n]).unwrap();
-            for cpu in devices(2) {
+            for cpu in with_each_isa(2) {
                 let mut y = vec![0.0; m * n];
                 linear.forward_floats(&cpu, x.get(), m, FloatsMut::F32(&mut y)).unwrap();
                 assert!(y.iter().all(|&v| v == sum.signum() as f32 * 12345.0), "{y:?} on {:?}", cpu.caps());
@@ -294,7 +287,7 @@ fn halves_round_to_even_and_everything_saturates() {
                 (half + i32::from(up) + zero).clamp(least, greatest)
             });
             let want = Data::of_codes(y_type, want);
-            for cpu in devices(1) {
+            for cpu in with_each_isa(1) {
                 assert_eq!(forward(&linear, &cpu, &Data(Byte::U8, vec![1]), 1), want, "zero {zero} {:?}", cpu.caps());
             }
         }
@@ -320,7 +313,7 @@ fn activations_clamp_codes() {
     ] {
         let linear = linear.clone().with_activation(activation).unwrap();
         let want = reference_codes(&x, m, &weight, x_affine, None, y_affine, range);
-        for cpu in devices(2) {
+        for cpu in with_each_isa(2) {
             assert_eq!(forward(&linear, &cpu, &x, m), want, "{activation:?} on {:?}", cpu.caps());
         }
     }
@@ -346,7 +339,7 @@ fn outputs_in_floats() {
             .enumerate()
             .map(|(at, &sum)| (sum as f32 * (0.03f32 * scales[at % n]) + float_bias[at % n]).max(0.0))
             .collect();
-        for cpu in devices(2) {
+        for cpu in with_each_isa(2) {
             let (mut f32s, mut f16s, mut bf16s) = (vec![-1.0; m * n], vec![f16::NAN; m * n], vec![bf16::NAN; m * n]);
             linear.forward_floats(&cpu, x.get(), m, FloatsMut::F32(&mut f32s)).unwrap();
             linear.forward_floats(&cpu, x.get(), m, FloatsMut::F16(&mut f16s)).unwrap();
@@ -373,7 +366,7 @@ fn the_same_bits_whatever_the_number_of_threads() {
                 Affine::new(Byte::U8, 0.3, 128).unwrap(),
             )
             .unwrap();
-            for (one, many) in devices(1).iter().zip(&devices(5)) {
+            for (one, many) in with_each_isa(1).iter().zip(&with_each_isa(5)) {
                 assert_eq!(forward(&linear, one, &x, m), forward(&linear, many, &x, m), "{m}×{n}×{k} {:?}", one.caps());
             }
         }

@@ -1,12 +1,13 @@
 //! Every kernel × format × edge shape against the f64 reference, element by element.
 
+use crate::cpu::{that_run_here, with_each_caps};
 use crate::data::{Random, parse, rounded};
 use crate::layout::planes::{NARROW, narrow};
 use crate::layout::stored;
 use crate::layout::{tables, three_bits};
 use half::{bf16, f16};
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::isa::{Caps, Isa};
+use halfbyte::cpu::isa::Isa;
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::{self, Bound, Product};
 use halfbyte::ops::{Activation, Linear, Weight};
@@ -14,16 +15,6 @@ use halfbyte::{Float, Floats, FloatsMut, QTensor};
 
 /// What stands before and after every output, to see that a kernel writes nothing else.
 const CANARY: f32 = -7.25e8;
-
-/// Devices with each set of capabilities that this machine can take on.
-fn devices(threads: usize) -> Vec<Cpu> {
-    let found = Caps::detect();
-    let mut caps: Vec<Caps> = Isa::ALL.into_iter().filter_map(|isa| found.limited_to(isa).ok()).collect();
-    if found.bf16_dot {
-        caps.push(Caps { bf16_dot: false, ..found });
-    }
-    caps.into_iter().map(|caps| Cpu::with_caps(threads, caps).unwrap()).collect()
-}
 
 fn forward(linear: &Linear, cpu: &Cpu, x: &[f32], x_type: Float, m: usize, out: Float) -> Vec<f32> {
     let f16s: Vec<f16> = x.iter().map(|&v| f16::from_f32(v)).collect();
@@ -64,7 +55,7 @@ const SHAPES: &[[usize; 2]] = &[[1, 1], [16, 128], [17, 33], [48, 256], [130, 30
 
 #[test]
 fn every_kernel_format_and_edge_shape_is_within_the_bound() {
-    let cpus = devices(2);
+    let cpus = with_each_caps(2);
     let mut random = Random(1);
     let mut seen = std::collections::BTreeSet::new();
     for (i, name) in FORMATS.iter().enumerate() {
@@ -91,15 +82,7 @@ fn every_kernel_format_and_edge_shape_is_within_the_bound() {
             }
         }
     }
-    let found = Caps::detect();
-    let runs_here = |name: &&str| match *name {
-        "a16_avx512bf16" => found.bf16_dot,
-        name if name.ends_with("amx") => found.isa >= Isa::Amx,
-        name if name.contains("avx512") => found.isa >= Isa::Avx512,
-        name if name.contains("avx2") => found.isa >= Isa::Avx2,
-        _ => true,
-    };
-    let all: Vec<_> = halfbyte::cpu::matmul::KERNELS.iter().map(|k| k.name).filter(runs_here).collect();
+    let all = that_run_here(halfbyte::cpu::matmul::KERNELS.iter().map(|k| k.name));
     assert!(all.iter().all(|name| seen.contains(name)), "kernels that no case reached: {all:?} but {seen:?}");
 }
 
@@ -122,7 +105,7 @@ fn long_reductions_and_many_rows_cross_every_block() {
         for x_type in [Float::F32, Float::BF16] {
             let x = rounded(&random.activations(m * k), x_type);
             let reference = reference::linear(&x, m, &w, format.act);
-            for cpu in devices(3).iter().filter(|cpu| cpu.caps().isa != Isa::Plain || m < 40) {
+            for cpu in with_each_caps(3).iter().filter(|cpu| cpu.caps().isa != Isa::Plain || m < 40) {
                 let y = forward(&linear, cpu, &x, x_type, m, Float::F32);
                 check(&y, &reference, k, Float::F32, &format!("{name} m={m} on {:?}", cpu.caps()));
             }
@@ -147,7 +130,7 @@ fn codes_in_two_planes_are_within_the_bound() {
                     let x_type = [Float::F32, Float::BF16][(m + s) % 2];
                     let x = rounded(&random.activations(m * k), x_type);
                     let reference = reference::linear(&x, m, &w, format.act);
-                    for cpu in devices(2) {
+                    for cpu in with_each_caps(2) {
                         let y = forward(&linear, &cpu, &x, x_type, m, Float::F32);
                         check(
                             &y,
@@ -167,7 +150,7 @@ fn codes_in_two_planes_are_within_the_bound() {
 #[test]
 fn codes_of_tables_are_within_the_bound() {
     let mut random = Random(12);
-    let cpus = devices(2);
+    let cpus = with_each_caps(2);
     for (i, act) in ["a16", "a8", "a32", "a8"].into_iter().cycle().take(24).enumerate() {
         let group = ["-g32", "-g16", "", "-g64", "-g128"][i % 5];
         let name = format!("w8{act}{group}{}{}", ["-sbf16", "-sf32", ""][i % 3], ["", "-xasym"][i / 3 % 2 * (i % 2)]);
@@ -197,7 +180,7 @@ fn codes_of_tables_are_within_the_bound() {
 #[test]
 fn drawn_formats_of_3_bits_are_within_the_bound() {
     let mut random = Random(10);
-    let cpus = devices(2);
+    let cpus = with_each_caps(2);
     for round in 0..150 {
         let (name, k) = three_bits::drawn(&mut random, ["a16", "a8", "a32"][round % 3]);
         let name = if round % 6 == 1 { format!("{name}-xasym") } else { name };
@@ -231,7 +214,7 @@ fn rows_of_any_magnitude_keep_their_digits() {
             row.iter_mut().for_each(|v| *v *= 2f32.powi(exponents[i % exponents.len()]));
         }
         let reference = reference::linear(&x, m, &w, format.act);
-        for cpu in devices(2) {
+        for cpu in with_each_caps(2) {
             let y = forward(&linear, &cpu, &x, Float::F32, m, Float::F32);
             check(&y, &reference, k, Float::F32, &format!("{name} on {:?}", cpu.caps()));
         }
@@ -258,7 +241,7 @@ fn dense_weights_of_every_type() {
                     let x = rounded(&random.activations(m * k), x_type);
                     let x64: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
                     let reference = reference::matmul(&x64, &wide, [m, n, k]);
-                    for cpu in devices(2) {
+                    for cpu in with_each_caps(2) {
                         let y = forward(&linear, &cpu, &x, x_type, m, Float::F32);
                         check(&y, &reference, k, Float::F32, &format!("dense {dtype} {n}×{k} m={m}"));
                     }
@@ -278,7 +261,7 @@ fn the_same_bits_whatever_the_number_of_threads() {
         for m in [1, 9, 40] {
             for x_type in [Float::F32, Float::BF16] {
                 let x = rounded(&random.activations(m * 520), x_type);
-                for (a, b) in devices(1).iter().zip(&devices(5)) {
+                for (a, b) in with_each_caps(1).iter().zip(&with_each_caps(5)) {
                     let one = forward(&linear, a, &x, x_type, m, Float::F32);
                     assert_eq!(one, forward(&linear, b, &x, x_type, m, Float::F32), "{name} m={m} {:?}", a.caps());
                     assert_eq!(one, forward(&linear, a, &x, x_type, m, Float::F32), "{name} m={m}: twice");
@@ -339,7 +322,7 @@ fn nan_and_infinity_in_x_reach_y_and_only_their_row() {
             for m in [1, 20] {
                 let mut x = random.normals(m * 96);
                 x[(m - 1) * 96 + 40] = bad;
-                for (cpu, x_type) in devices(2).iter().flat_map(|cpu| [(cpu, Float::F32), (cpu, Float::BF16)]) {
+                for (cpu, x_type) in with_each_caps(2).iter().flat_map(|cpu| [(cpu, Float::F32), (cpu, Float::BF16)]) {
                     let y = forward(&linear, cpu, &x, x_type, m, Float::F32);
                     assert!(y[..(m - 1) * 33].iter().all(|v| v.is_finite()), "{name} {bad}: leaked into other rows");
                     let row = &y[(m - 1) * 33..];
