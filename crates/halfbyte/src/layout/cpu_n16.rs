@@ -89,6 +89,8 @@ pub struct CpuN16 {
     groups: usize,
     tiles: usize,
     spans: Vec<Span>,
+    /// Tiles of each span, if spans are groups, in order and of as many.
+    tiles_of_group: Option<usize>,
     codes: Lines,
     scales: PerGroup,
     zeros: PackedZeros,
@@ -154,8 +156,25 @@ impl CpuN16 {
             }
         };
         let Places { tiles, spans, columns } = places;
-        let mut this =
-            Self { format, held, n, k, groups, tiles, spans, codes, scales, zeros, code_sums: Vec::new(), columns };
+        let most = spans.first().map_or(0, |span| span.tiles);
+        let alike =
+            spans.iter().enumerate().all(|(i, span)| (span.group, span.tile, span.tiles) == (i, i * most, most));
+        let tiles_of_group = alike.then_some(most);
+        let mut this = Self {
+            format,
+            held,
+            n,
+            k,
+            groups,
+            tiles,
+            spans,
+            tiles_of_group,
+            codes,
+            scales,
+            zeros,
+            code_sums: Vec::new(),
+            columns,
+        };
         if code_sums {
             this.code_sums = this.sums();
         }
@@ -264,6 +283,7 @@ impl CpuN16 {
     }
 
     /// Bits of a code in a tile, or of its number in a table.
+    #[inline]
     pub fn bits(&self) -> u32 {
         self.held.bits
     }
@@ -274,6 +294,7 @@ impl CpuN16 {
     }
 
     /// The value of the code that stands for zero in a symmetric format.
+    #[inline]
     pub fn middle(&self) -> u32 {
         self.format.middle() - u32::from(self.held.base)
     }
@@ -294,6 +315,7 @@ impl CpuN16 {
     }
 
     /// Groups along k.
+    #[inline]
     pub fn groups(&self) -> usize {
         self.groups
     }
@@ -304,6 +326,7 @@ impl CpuN16 {
     }
 
     /// Columns a tile, filler included.
+    #[inline]
     pub fn columns_per_tile(&self) -> usize {
         columns_per_tile(self.held.bits)
     }
@@ -314,6 +337,7 @@ impl CpuN16 {
     }
 
     /// Bytes of the tiles of a panel.
+    #[inline]
     pub fn panel_bytes(&self) -> usize {
         self.tiles * self.tile_bytes()
     }
@@ -323,27 +347,38 @@ impl CpuN16 {
         self.tiles * self.columns_per_tile()
     }
 
+    /// Tiles of each span, if span `i` is the whole of group `i` and all have as many.
+    #[inline]
+    pub fn tiles_of_group(&self) -> Option<usize> {
+        self.tiles_of_group
+    }
+
     /// Spans in the order of their tiles; they cover every tile once.
+    #[inline]
     pub fn spans(&self) -> &[Span] {
         &self.spans
     }
 
     /// Tiles, `[panel][tile]`, and [`CpuN16::READABLE_AFTER`] bytes that mean nothing.
+    #[inline]
     pub fn codes(&self) -> &[u8] {
         self.codes.as_slice()
     }
 
     /// Scales, `[panel][group][16]`.
+    #[inline]
     pub fn scales(&self) -> &PerGroup {
         &self.scales
     }
 
     /// Zeros, `[panel][group][16]`.
+    #[inline]
     pub fn zeros(&self) -> &PackedZeros {
         &self.zeros
     }
 
     /// Sums of codes, less the zero point where there is one, `[panel][span][16]`; empty if they were not asked for.
+    #[inline]
     pub fn code_sums(&self) -> &[f32] {
         &self.code_sums
     }

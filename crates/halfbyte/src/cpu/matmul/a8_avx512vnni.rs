@@ -12,6 +12,8 @@
 //!
 //! Codes in planes (3, 5 and 6 bits) that several panels of rows meet become bytes before, once, in the driver's buffer.
 //!
+//! One row is multiplied by one panel at a time, so that a thread reads one stream: memory brings it faster than four, without prefetches.
+//!
 //! The zero point goes in as the accumulator's first value, exact in int32. A tile of 12 rows × 2 panels holds 24 sums
 //! in registers and does 48 dot products for each 128 bytes of codes, which cost two loads and six shifts and masks.
 
@@ -21,20 +23,23 @@ use crate::layout::cpu_n16::TABLE;
 pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, tile, as_bytes };
 
 fn panels(height: usize) -> usize {
-    if height <= 6 { 4 } else { 2 }
+    match height {
+        1 => 1,
+        ..=6 => 4,
+        _ => 2,
+    }
 }
 
 fn tile(form: u32, height: usize, panels: usize) -> TileFn {
     fn of_form<const FORM: u32>(height: usize, panels: usize) -> TileFn {
         match (height, panels) {
-            (1, 4) => x86::tile::<FORM, 1, 4>,
             (2, 4) => x86::tile::<FORM, 2, 4>,
             (4, 4) => x86::tile::<FORM, 4, 4>,
             (6, 4) => x86::tile::<FORM, 6, 4>,
             (8, 2) => x86::tile::<FORM, 8, 2>,
             (10, 2) => x86::tile::<FORM, 10, 2>,
             (12, 2) => x86::tile::<FORM, 12, 2>,
-            (1, 1) => x86::tile::<FORM, 1, 1>,
+            (1, 1) => x86::row::<FORM>,
             (2, 1) => x86::tile::<FORM, 2, 1>,
             (4, 1) => x86::tile::<FORM, 4, 1>,
             (6, 1) => x86::tile::<FORM, 6, 1>,
@@ -70,10 +75,14 @@ fn as_bytes(form: u32) -> Option<AsBytesFn> {
 mod x86 {
     use super::Tile;
     use crate::cpu::matmul::quantized_act::RowSpan;
-    use crate::cpu::x86::avx512::{Numbers, codes_as_bytes, load_f32, load_u16, quad, room, table};
-    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, TABLE, planes, quads, tile_bytes};
+    use crate::cpu::x86::avx512::{Numbers, codes_as_bytes, load_f16, load_f32, load_u16, quad, room, table};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, PerGroup, TABLE, planes, quads, tile_bytes};
+    use half::f16;
     use std::arch::x86_64::*;
     use std::ops::Range;
+
+    /// Bytes ahead that are prefetched.
+    const AHEAD: usize = 1024;
 
     /// See [`super::AsBytesFn`].
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -140,6 +149,91 @@ mod x86 {
         }
     }
 
+    /// Sums of one row and one panel, to which quads are added in turn: each would wait for the one before it.
+    const SUMS: usize = 4;
+
+    /// As [`tile`], of one row and one panel: what it reads is one stream, which memory brings fastest, and its sums stay in registers.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
+    pub(super) fn row<const FORM: u32>(t: &Tile<'_>, c: &mut [f32]) {
+        match (t.w.scales(), t.w.zeros()) {
+            (PerGroup::F16(scales), PackedZeros::Float(PerGroup::F16(offsets))) => {
+                row_of::<FORM, true>(t, [scales, offsets], c);
+            }
+            (_, PackedZeros::Float(_)) | (PerGroup::BF16(_) | PerGroup::F32(_) | PerGroup::Multiples(_), _) => {
+                row_of::<FORM, false>(t, [&[], &[]], c);
+            }
+            (PerGroup::F16(scales), _) => row_of::<FORM, true>(t, [scales, &[]], c),
+        }
+    }
+
+    /// With `HALVES` the scales and offsets are these. While a processor waits for memory it looks only some hundred instructions ahead: the fewer
+    /// a span takes, the more of the stream it asks for.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
+    fn row_of<const FORM: u32, const HALVES: bool>(t: &Tile<'_>, [scales, offsets]: [&[f16]; 2], c: &mut [f32]) {
+        assert!(t.bytes.is_empty(), "codes of one row are not made bytes before");
+        let (w, panel) = (t.w, t.panel);
+        let (tile_bytes, per_tile) = const { (tile_bytes(FORM), quads(FORM) * 4) };
+        let (spans, alike) = (&w.spans()[t.spans.clone()], w.tiles_of_group());
+        let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return };
+        let tiles = first.tile..last.tile + last.tiles;
+        let codes = &w.codes()[panel * w.panel_bytes()..(panel + 1) * w.panel_bytes()];
+        let mut tile = codes[tiles.start * tile_bytes..tiles.end * tile_bytes].as_ptr();
+        let mut x = t.x[tiles.start * per_tile..tiles.end * per_tile].as_ptr();
+
+        let of_panel = panel * w.groups() * PANEL..(panel + 1) * w.groups() * PANEL;
+        let scales = if HALVES { &scales[of_panel.clone()] } else { scales };
+        let offsets = if offsets.is_empty() { offsets } else { &offsets[of_panel.clone()] };
+        let zeros = if let PackedZeros::Integer(zeros) = w.zeros() { &zeros[of_panel.clone()] } else { &[] };
+        let of_spans = panel * w.spans().len() * PANEL..(panel + 1) * w.spans().len() * PANEL;
+        let code_sums = if t.x_offsets { &w.code_sums()[of_spans] } else { &[] };
+        let middle = if let PackedZeros::Symmetric = w.zeros() { w.middle() as i32 } else { 0 };
+        let mut room = room();
+        let mut numbers = Numbers::<1>::new(w, panel, &mut room);
+        let (table, mut sum) = (table(w), load_f32(c));
+        for (number, row) in t.spans.clone().zip(&t.rows[t.spans.clone()]) {
+            // Spans are read only where it is not known what they say: the first cache is better used for x.
+            let (tiles, group) = match alike {
+                Some(tiles) => (tiles, number),
+                None => (w.spans()[number].tiles, w.spans()[number].group),
+            };
+            let mut sums = [[[_mm512_setzero_si512()]]; SUMS];
+            sums[SUMS - 1][0][0] = if zeros.is_empty() {
+                _mm512_set1_epi32(middle * row.minus_sum)
+            } else {
+                _mm512_mullo_epi32(load_u16(&zeros[group * PANEL..]), _mm512_set1_epi32(row.minus_sum))
+            };
+            // SAFETY: spans lie one after the other; those of these spans are `tiles` of the panel, and of x.
+            unsafe { add_tiles::<FORM, 1, 1, SUMS>((tile, 0), x, tiles, table, &mut sums) };
+            (tile, x) = (tile.wrapping_add(tiles * tile_bytes), x.wrapping_add(tiles * per_tile));
+            let [[[a]], [[b]], [[c]], [[d]]] = sums;
+            let dot = _mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d));
+            let of_span = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(row.scale));
+            let at = of_panel.start + group * PANEL;
+            let scale = if HALVES {
+                load_f16(&scales[group * PANEL..])
+            } else {
+                numbers.to(group);
+                numbers.scale(0, at)
+            };
+            sum = _mm512_fmadd_ps(of_span, scale, sum);
+            if !code_sums.is_empty() {
+                let of_codes = _mm512_mul_ps(scale, load_f32(&code_sums[number * PANEL..]));
+                sum = _mm512_fmadd_ps(of_codes, _mm512_set1_ps(row.offset), sum);
+            }
+            let offset = match HALVES {
+                true if offsets.is_empty() => None,
+                true => Some(load_f16(&offsets[group * PANEL..])),
+                false => numbers.offset(0, at),
+            };
+            if let Some(offset) = offset {
+                sum = _mm512_fmadd_ps(offset, _mm512_set1_ps(row.total), sum);
+            }
+        }
+        let c = &mut c[..PANEL];
+        // SAFETY: 16 floats.
+        unsafe { _mm512_storeu_ps(c.as_mut_ptr(), sum) };
+    }
+
     /// A span of one tile.
     struct Operands<'a, const R: usize, const P: usize> {
         /// Codes of the panels, `panel_bytes` apart.
@@ -168,33 +262,65 @@ mod x86 {
         let (tile_bytes, quads) = const { (tile_bytes(FORM), quads(FORM)) };
         let tiles = o.x.len() / (quads * R * 4);
         assert!(tiles * tile_bytes + (P - 1) * o.panel_bytes <= o.codes.len() && c.len() >= R * P * PANEL);
-        let (bits, planes) = const { (planes(FORM).0, planes(FORM).1 > 0) };
-        let mask = _mm512_set1_epi8(((1u32 << bits) - 1) as u8 as i8);
-        let mut sums = [[_mm512_setzero_si512(); P]; R];
+        let mut sums = [[[_mm512_setzero_si512(); P]; R]];
         if tiles * quads * 4 <= SHORT {
             for r in 0..R {
                 for p in 0..P {
                     // Products of int16, which take half as long: zero points have no upper halves.
-                    sums[r][p] = _mm512_madd_epi16(o.zeros[p], _mm512_set1_epi32(o.rows[r].minus_sum));
+                    sums[0][r][p] = _mm512_madd_epi16(o.zeros[p], _mm512_set1_epi32(o.rows[r].minus_sum));
                 }
             }
         } else {
             for r in 0..R {
                 for p in 0..P {
-                    sums[r][p] = _mm512_mullo_epi32(o.zeros[p], _mm512_set1_epi32(o.rows[r].minus_sum));
+                    sums[0][r][p] = _mm512_mullo_epi32(o.zeros[p], _mm512_set1_epi32(o.rows[r].minus_sum));
                 }
             }
         }
-        let (mut tile, mut x) = (o.codes.as_ptr(), o.x.as_ptr());
+        // SAFETY: `tiles` tiles of each panel and places of x, as asserted.
+        unsafe {
+            add_tiles::<FORM, R, P, 1>((o.codes.as_ptr(), o.panel_bytes), o.x.as_ptr(), tiles, o.table, &mut sums)
+        };
+        let c = c.as_mut_ptr();
+        for r in 0..R {
+            let scale = _mm512_set1_ps(o.rows[r].scale);
+            for p in 0..P {
+                let sum = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[0][r][p]), scale);
+                // SAFETY: `PANEL` floats at this place of c, whose length was asserted.
+                unsafe {
+                    let c = c.add((r * P + p) * PANEL);
+                    _mm512_storeu_ps(c, _mm512_fmadd_ps(sum, o.scales[p], _mm512_loadu_ps(c)));
+                }
+            }
+        }
+    }
+
+    /// Adds the dot products of so many tiles of `P` panels, `panel_bytes` apart, with as many places of x `[place / 4][R][4]`, quad by quad to
+    /// `S` sums in turn.
+    ///
+    /// # Safety
+    /// The codes of these panels and x are as long.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    unsafe fn add_tiles<const FORM: u32, const R: usize, const P: usize, const S: usize>(
+        (mut tile, panel_bytes): (*const u8, usize),
+        mut x: *const i8,
+        tiles: usize,
+        table: __m512i,
+        sums: &mut [[[__m512i; P]; R]; S],
+    ) {
+        let (tile_bytes, quads) = const { (tile_bytes(FORM), quads(FORM)) };
+        let (bits, planes) = const { (planes(FORM).0, planes(FORM).1 > 0) };
+        let mask = _mm512_set1_epi8(((1u32 << bits) - 1) as u8 as i8);
         for _ in 0..tiles {
             let mut raw = [_mm512_setzero_si512(); P];
             for p in 0..P {
                 // SAFETY: 64 bytes of panel p's tile, within `codes` as asserted.
-                raw[p] = unsafe { _mm512_loadu_si512(tile.add(p * o.panel_bytes).cast()) };
-                // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
-                if R <= 8 {
+                raw[p] = unsafe { _mm512_loadu_si512(tile.add(p * panel_bytes).cast()) };
+                // Far enough ahead to hide memory behind other tiles; a prefetch never faults. One stream comes by itself.
+                if P > 1 && R <= 8 {
                     for at in (0..tile_bytes).step_by(64) {
-                        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * o.panel_bytes + at + 1024).cast());
+                        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + at + AHEAD).cast());
                     }
                 }
             }
@@ -203,7 +329,7 @@ mod x86 {
                 for p in 0..P {
                     if planes {
                         // SAFETY: panel p's tile, within `codes` as asserted.
-                        codes[p] = unsafe { quad::<FORM>(tile.add(p * o.panel_bytes), i) };
+                        codes[p] = unsafe { quad::<FORM>(tile.add(p * panel_bytes), i) };
                         continue;
                     }
                     if i > 0 {
@@ -213,31 +339,19 @@ mod x86 {
                         codes[p] = _mm512_and_si512(codes[p], mask);
                     }
                     if FORM >= TABLE {
-                        codes[p] = _mm512_shuffle_epi8(o.table, codes[p]);
+                        codes[p] = _mm512_shuffle_epi8(table, codes[p]);
                     }
                 }
                 for r in 0..R {
                     // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
                     let quad = _mm512_set1_epi32(unsafe { x.add((i * R + r) * 4).cast::<i32>().read_unaligned() });
                     for p in 0..P {
-                        sums[r][p] = _mm512_dpbusd_epi32(sums[r][p], codes[p], quad);
+                        sums[i % S][r][p] = _mm512_dpbusd_epi32(sums[i % S][r][p], codes[p], quad);
                     }
                 }
             }
             x = x.wrapping_add(quads * R * 4);
             tile = tile.wrapping_add(tile_bytes);
-        }
-        let c = c.as_mut_ptr();
-        for r in 0..R {
-            let scale = _mm512_set1_ps(o.rows[r].scale);
-            for p in 0..P {
-                let sum = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][p]), scale);
-                // SAFETY: `PANEL` floats at this place of c, whose length was asserted.
-                unsafe {
-                    let c = c.add((r * P + p) * PANEL);
-                    _mm512_storeu_ps(c, _mm512_fmadd_ps(sum, o.scales[p], _mm512_loadu_ps(c)));
-                }
-            }
         }
     }
 

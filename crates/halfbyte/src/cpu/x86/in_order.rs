@@ -125,14 +125,21 @@ macro_rules! in_order {
             #[inline]
             #[target_feature(enable = $features)]
             fn to(&mut self, group: usize) {
-                assert!(group < self.groups);
                 self.group = group;
-                let PerGroup::Multiples(multiples) = self.numbers else { return };
-                let first = group - group % RUN;
-                if self.first != first {
-                    self.first = first;
-                    let len = RUN.min(self.groups - first);
-                    make(multiples, self.rows.map(|row| row + first), len, self.made);
+                if self.first != group - group % RUN {
+                    self.make(group);
+                }
+            }
+
+            /// Makes the run of a group.
+            #[inline(never)]
+            #[target_feature(enable = $features)]
+            fn make(&mut self, group: usize) {
+                assert!(group < self.groups);
+                self.first = group - group % RUN;
+                if let PerGroup::Multiples(multiples) = self.numbers {
+                    let len = RUN.min(self.groups - self.first);
+                    make(multiples, self.rows.map(|row| row + self.first), len, self.made);
                 }
             }
 
