@@ -48,6 +48,7 @@ use super::stored::{StoredTensor, Strides};
 use crate::format::{QTensor, WeightFormat, Zero, Zeros};
 use per_group::{heights, spread};
 use rayon::prelude::*;
+use std::num::NonZeroU32;
 
 /// Outputs a panel.
 pub const PANEL: usize = 16;
@@ -90,7 +91,7 @@ pub struct CpuN16 {
     tiles: usize,
     spans: Vec<Span>,
     /// Tiles of each span, if spans are groups, in order and of as many.
-    tiles_of_group: Option<usize>,
+    tiles_of_group: Option<NonZeroU32>,
     codes: Lines,
     scales: PerGroup,
     zeros: PackedZeros,
@@ -157,9 +158,9 @@ impl CpuN16 {
         };
         let Places { tiles, spans, columns } = places;
         let most = spans.first().map_or(0, |span| span.tiles);
-        let alike =
-            spans.iter().enumerate().all(|(i, span)| (span.group, span.tile, span.tiles) == (i, i * most, most));
-        let tiles_of_group = alike.then_some(most);
+        let is_group = |(i, span): (usize, &Span)| (span.group, span.tile, span.tiles) == (i, i * most, most);
+        let alike = spans.iter().enumerate().all(is_group);
+        let tiles_of_group = u32::try_from(most).ok().and_then(NonZeroU32::new).filter(|_| alike);
         let mut this = Self {
             format,
             held,
@@ -350,7 +351,7 @@ impl CpuN16 {
     /// Tiles of each span, if span `i` is the whole of group `i` and all have as many.
     #[inline]
     pub fn tiles_of_group(&self) -> Option<usize> {
-        self.tiles_of_group
+        self.tiles_of_group.map(|tiles| tiles.get() as usize)
     }
 
     /// Spans in the order of their tiles; they cover every tile once.

@@ -75,7 +75,9 @@ fn as_bytes(form: u32) -> Option<AsBytesFn> {
 mod x86 {
     use super::Tile;
     use crate::cpu::matmul::quantized_act::RowSpan;
-    use crate::cpu::x86::avx512::{Numbers, codes_as_bytes, load_f16, load_f32, load_u16, quad, room, table};
+    use crate::cpu::x86::avx512::{
+        Numbers, RUN, as_floats, codes_as_bytes, load_f16, load_f32, load_u16, quad, room, table,
+    };
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, PerGroup, TABLE, planes, quads, tile_bytes};
     use half::f16;
     use std::arch::x86_64::*;
@@ -186,48 +188,58 @@ mod x86 {
         let zeros = if let PackedZeros::Integer(zeros) = w.zeros() { &zeros[of_panel.clone()] } else { &[] };
         let of_spans = panel * w.spans().len() * PANEL..(panel + 1) * w.spans().len() * PANEL;
         let code_sums = if t.x_offsets { &w.code_sums()[of_spans] } else { &[] };
+        let has_offsets = matches!(w.zeros(), PackedZeros::Float(_));
         let middle = if let PackedZeros::Symmetric = w.zeros() { w.middle() as i32 } else { 0 };
-        let mut room = room();
-        let mut numbers = Numbers::<1>::new(w, panel, &mut room);
+        let [mut of_scales, mut of_offsets] = room::<1>();
+        // Spans are read only where it is not known what they say: the first cache is better used for x.
+        let span = |number: usize| match alike {
+            Some(tiles) => (tiles, number),
+            None => (w.spans()[number].tiles, w.spans()[number].group),
+        };
         let (table, mut sum) = (table(w), load_f32(c));
-        for (number, row) in t.spans.clone().zip(&t.rows[t.spans.clone()]) {
-            // Spans are read only where it is not known what they say: the first cache is better used for x.
-            let (tiles, group) = match alike {
-                Some(tiles) => (tiles, number),
-                None => (w.spans()[number].tiles, w.spans()[number].group),
-            };
-            let mut sums = [[[_mm512_setzero_si512()]]; SUMS];
-            sums[SUMS - 1][0][0] = if zeros.is_empty() {
-                _mm512_set1_epi32(middle * row.minus_sum)
-            } else {
-                _mm512_mullo_epi32(load_u16(&zeros[group * PANEL..]), _mm512_set1_epi32(row.minus_sum))
-            };
-            // SAFETY: spans lie one after the other; those of these spans are `tiles` of the panel, and of x.
-            unsafe { add_tiles::<FORM, 1, 1, SUMS>((tile, 0), x, tiles, table, &mut sums) };
-            (tile, x) = (tile.wrapping_add(tiles * tile_bytes), x.wrapping_add(tiles * per_tile));
-            let [[[a]], [[b]], [[c]], [[d]]] = sums;
-            let dot = _mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d));
-            let of_span = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(row.scale));
-            let at = of_panel.start + group * PANEL;
-            let scale = if HALVES {
-                load_f16(&scales[group * PANEL..])
-            } else {
-                numbers.to(group);
-                numbers.scale(0, at)
-            };
-            sum = _mm512_fmadd_ps(of_span, scale, sum);
-            if !code_sums.is_empty() {
-                let of_codes = _mm512_mul_ps(scale, load_f32(&code_sums[number * PANEL..]));
-                sum = _mm512_fmadd_ps(of_codes, _mm512_set1_ps(row.offset), sum);
+        let mut from = t.spans.start;
+        while from < t.spans.end {
+            let (mut to, mut first) = (t.spans.end, 0);
+            let [mut scales_made, mut offsets_made]: [&[[f32; PANEL]]; 2] = [&[], &[]];
+            if !HALVES {
+                // Before the spans of a run: a call among them would bring the sum to memory and back.
+                first = span(from).1 / RUN * RUN;
+                let len = RUN.min(w.groups() - first);
+                to = from + (from..to).take_while(|&number| span(number).1 < first + len).count();
+                scales_made = as_floats(w.scales(), panel * w.groups() + first, len, &mut of_scales);
+                if let PackedZeros::Float(offsets) = w.zeros() {
+                    offsets_made = as_floats(offsets, panel * w.groups() + first, len, &mut of_offsets);
+                }
             }
-            let offset = match HALVES {
-                true if offsets.is_empty() => None,
-                true => Some(load_f16(&offsets[group * PANEL..])),
-                false => numbers.offset(0, at),
-            };
-            if let Some(offset) = offset {
-                sum = _mm512_fmadd_ps(offset, _mm512_set1_ps(row.total), sum);
+            for (number, row) in (from..to).zip(&t.rows[from..to]) {
+                let (tiles, group) = span(number);
+                let mut sums = [[[_mm512_setzero_si512()]]; SUMS];
+                sums[SUMS - 1][0][0] = if zeros.is_empty() {
+                    _mm512_set1_epi32(middle * row.minus_sum)
+                } else {
+                    _mm512_mullo_epi32(load_u16(&zeros[group * PANEL..]), _mm512_set1_epi32(row.minus_sum))
+                };
+                // SAFETY: spans lie one after the other; those of these spans are `tiles` of the panel, and of x.
+                unsafe { add_tiles::<FORM, 1, 1, SUMS>((tile, 0), x, tiles, table, &mut sums) };
+                (tile, x) = (tile.wrapping_add(tiles * tile_bytes), x.wrapping_add(tiles * per_tile));
+                let [[[a]], [[b]], [[c]], [[d]]] = sums;
+                let dot = _mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d));
+                let of_span = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(row.scale));
+                let number_of = |halves: &[f16], made: &[[f32; PANEL]]| match HALVES {
+                    true => load_f16(&halves[group * PANEL..]),
+                    false => load_f32(&made[group - first]),
+                };
+                let scale = number_of(scales, scales_made);
+                sum = _mm512_fmadd_ps(of_span, scale, sum);
+                if !code_sums.is_empty() {
+                    let of_codes = _mm512_mul_ps(scale, load_f32(&code_sums[number * PANEL..]));
+                    sum = _mm512_fmadd_ps(of_codes, _mm512_set1_ps(row.offset), sum);
+                }
+                if has_offsets {
+                    sum = _mm512_fmadd_ps(number_of(offsets, offsets_made), _mm512_set1_ps(row.total), sum);
+                }
             }
+            from = to;
         }
         let c = &mut c[..PANEL];
         // SAFETY: 16 floats.

@@ -97,6 +97,26 @@ pub(in crate::cpu) fn codes_as_bytes<const FORM: u32>(
 
 in_order!("avx512f,f16c", __m512);
 
+/// Numbers of up to [`RUN`] groups of a panel as floats, of which the first is row `first` of `[panel][group]`, a multiple of `RUN` in its panel.
+#[target_feature(enable = "avx512f,f16c")]
+pub(in crate::cpu) fn as_floats<'a>(
+    numbers: &PerGroup,
+    first: usize,
+    len: usize,
+    room: &'a mut Made<1>,
+) -> &'a [[f32; PANEL]] {
+    if let PerGroup::Multiples(multiples) = numbers {
+        make(multiples, [first], len, room);
+    } else {
+        for (i, out) in room[0][..len].iter_mut().enumerate() {
+            store_f32(load_per_group(numbers, (first + i) * PANEL), out.write([0.0; PANEL]));
+        }
+    }
+    let made = &room[0][..len];
+    // SAFETY: the numbers of `len` groups were written.
+    unsafe { std::slice::from_raw_parts(made.as_ptr().cast(), len) }
+}
+
 /// Halves times 16 bytes with sign.
 #[inline]
 #[target_feature(enable = "avx512f")]

@@ -101,7 +101,7 @@ macro_rules! in_order {
         }
 
         /// A run of each of `P` panels.
-        type Made<const P: usize> = [[std::mem::MaybeUninit<[f32; PANEL]>; RUN]; P];
+        pub(in crate::cpu) type Made<const P: usize> = [[std::mem::MaybeUninit<[f32; PANEL]>; RUN]; P];
 
         /// Of scales, then of offsets. Whoever multiplies has it, so that it is not moved.
         pub(in crate::cpu) type Room<const P: usize> = [Made<P>; 2];
@@ -113,7 +113,7 @@ macro_rules! in_order {
         }
 
         /// Groups of a run.
-        const RUN: usize = 16;
+        pub(in crate::cpu) const RUN: usize = 16;
 
         impl<'a, const P: usize> InOrder<'a, P> {
             #[inline]
