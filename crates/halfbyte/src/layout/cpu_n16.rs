@@ -48,7 +48,6 @@ use super::stored::{StoredTensor, Strides};
 use crate::format::{QTensor, WeightFormat, Zero, Zeros};
 use per_group::{heights, spread};
 use rayon::prelude::*;
-use std::num::NonZeroU32;
 
 /// Outputs a panel.
 pub const PANEL: usize = 16;
@@ -90,8 +89,6 @@ pub struct CpuN16 {
     groups: usize,
     tiles: usize,
     spans: Vec<Span>,
-    /// Tiles of each span, if spans are groups, in order and of as many.
-    tiles_of_group: Option<NonZeroU32>,
     codes: Lines,
     scales: PerGroup,
     zeros: PackedZeros,
@@ -157,25 +154,8 @@ impl CpuN16 {
             }
         };
         let Places { tiles, spans, columns } = places;
-        let most = spans.first().map_or(0, |span| span.tiles);
-        let is_group = |(i, span): (usize, &Span)| (span.group, span.tile, span.tiles) == (i, i * most, most);
-        let alike = spans.iter().enumerate().all(is_group);
-        let tiles_of_group = u32::try_from(most).ok().and_then(NonZeroU32::new).filter(|_| alike);
-        let mut this = Self {
-            format,
-            held,
-            n,
-            k,
-            groups,
-            tiles,
-            spans,
-            tiles_of_group,
-            codes,
-            scales,
-            zeros,
-            code_sums: Vec::new(),
-            columns,
-        };
+        let mut this =
+            Self { format, held, n, k, groups, tiles, spans, codes, scales, zeros, code_sums: Vec::new(), columns };
         if code_sums {
             this.code_sums = this.sums();
         }
@@ -346,12 +326,6 @@ impl CpuN16 {
     /// Places along k, filler included: the length that activations are brought to.
     pub fn places(&self) -> usize {
         self.tiles * self.columns_per_tile()
-    }
-
-    /// Tiles of each span, if span `i` is the whole of group `i` and all have as many.
-    #[inline]
-    pub fn tiles_of_group(&self) -> Option<usize> {
-        self.tiles_of_group.map(|tiles| tiles.get() as usize)
     }
 
     /// Spans in the order of their tiles; they cover every tile once.

@@ -175,7 +175,7 @@ mod x86 {
         assert!(t.bytes.is_empty(), "codes of one row are not made bytes before");
         let (w, panel) = (t.w, t.panel);
         let (tile_bytes, per_tile) = const { (tile_bytes(FORM), quads(FORM) * 4) };
-        let (spans, alike) = (&w.spans()[t.spans.clone()], w.tiles_of_group());
+        let (spans, alike) = (&w.spans()[t.spans.clone()], t.tiles_of_group);
         let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return };
         let tiles = first.tile..last.tile + last.tiles;
         let codes = &w.codes()[panel * w.panel_bytes()..(panel + 1) * w.panel_bytes()];

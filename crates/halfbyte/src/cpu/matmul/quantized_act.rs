@@ -20,7 +20,7 @@ use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::transpose::transpose;
 use crate::format::Act;
-use crate::layout::cpu_n16::{CpuN16, PANEL};
+use crate::layout::cpu_n16::{CpuN16, PANEL, Span};
 use std::ops::Range;
 
 /// Places along k that are multiplied before the next tile of outputs: a panel of x and one of weights in the cache.
@@ -69,6 +69,8 @@ pub(super) struct Tile<'a> {
     pub bytes: &'a [u8],
     /// Spans to go over.
     pub spans: Range<usize>,
+    /// Tiles of each span of the weights, if span `i` is the whole of group `i` and all have as many: then a tile of one row need not read them.
+    pub tiles_of_group: Option<usize>,
     /// Codes of the panel of x, `[place / 4][height][4]`.
     pub x: &'a [i8],
     /// Numbers of the panel of x for each span and row, `[span][height]`.
@@ -126,6 +128,7 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     };
     let (wide, narrow) = ((tiles.tile)(form, height, tile_panels), (tiles.tile)(form, height, 1));
     let blocks = blocks(w, places);
+    let tiles_of_group = if height == 1 { tiles_of_group(w) } else { None };
     let longest = blocks.iter().map(|block| places_of(w, block).len()).max().unwrap_or(0);
     let tasks = Tasks::new(rows, longest * height, w.panels(), tile_panels, cpu.threads().count());
     cpu.threads().run(tasks.count, &|i| {
@@ -161,6 +164,7 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
                             panel,
                             bytes,
                             spans: block.clone(),
+                            tiles_of_group,
                             x: &x[p * x_len..][..x_len],
                             rows: &row_spans[p * rows_len..][..rows_len],
                             x_offsets: *act == Act::A8Asym,
@@ -178,6 +182,13 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
             }
         });
     });
+}
+
+/// See [`Tile::tiles_of_group`].
+fn tiles_of_group(w: &CpuN16) -> Option<usize> {
+    let tiles = w.spans().first()?.tiles;
+    let is_group = |(i, span): (usize, &Span)| (span.group, span.tile, span.tiles) == (i, i * tiles, tiles);
+    w.spans().iter().enumerate().all(is_group).then_some(tiles)
 }
 
 /// Runs of spans, each of so many places at most, or of one longer span; one that is empty where there are none.
