@@ -252,6 +252,35 @@ fn dense_weights_of_every_type() {
 }
 
 #[test]
+fn a_row_of_quantised_activations_has_the_same_bits_alone_and_beside_others() {
+    let mut random = Random(33);
+    let formats = [
+        "w4a8",
+        "w4a8-g32",
+        "w4a8-g128-asym",
+        "w4a8-g32-float-sf32-xasym",
+        "w8a8-g16-sbf16",
+        "w3a8-g40-float",
+        "w2a8-g64",
+    ];
+    for (name, [n, k]) in formats.into_iter().flat_map(|name| [(name, [70, 520]), (name, [33, 4500])]) {
+        let format = parse(name);
+        for act_order in [false, true] {
+            let linear =
+                Linear::new(Weight::Quantized(&random.qtensor(format.weight, [n, k], act_order), format.act)).unwrap();
+            let x = random.activations(5 * k);
+            for cpu in with_each_caps(2) {
+                let all = forward(&linear, &cpu, &x, Float::F32, 5, Float::F32);
+                for (row, y) in x.chunks_exact(k).zip(all.chunks_exact(n)) {
+                    let alone = forward(&linear, &cpu, row, Float::F32, 1, Float::F32);
+                    assert_eq!(alone, y, "{name} {n}×{k}, act-order {act_order}, {:?}", cpu.caps());
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn the_same_bits_whatever_the_number_of_threads() {
     let mut random = Random(4);
     for name in ["w4a8-g128", "w4a16-g128-asym", "w8a8-xasym", "w8a16", "w3a16-g32", "w3a8"] {

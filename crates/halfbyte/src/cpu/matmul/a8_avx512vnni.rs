@@ -12,7 +12,7 @@
 //!
 //! Codes in planes (3, 5 and 6 bits) that several panels of rows meet become bytes before, once, in the driver's buffer.
 //!
-//! One row is multiplied by one panel at a time, so that a thread reads one stream: memory brings it faster than four, without prefetches.
+//! One row is multiplied by one panel after the other, so that a thread reads one stream: memory brings it faster than four, without prefetches.
 //!
 //! The zero point goes in as the accumulator's first value, exact in int32. A tile of 12 rows × 2 panels holds 24 sums
 //! in registers and does 48 dot products for each 128 bytes of codes, which cost two loads and six shifts and masks.
@@ -23,23 +23,20 @@ use crate::layout::cpu_n16::TABLE;
 pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, tile, as_bytes };
 
 fn panels(height: usize) -> usize {
-    match height {
-        1 => 1,
-        ..=6 => 4,
-        _ => 2,
-    }
+    if height <= 6 { 4 } else { 2 }
 }
 
 fn tile(form: u32, height: usize, panels: usize) -> TileFn {
     fn of_form<const FORM: u32>(height: usize, panels: usize) -> TileFn {
         match (height, panels) {
+            (1, 4) => x86::row::<FORM, 4>,
             (2, 4) => x86::tile::<FORM, 2, 4>,
             (4, 4) => x86::tile::<FORM, 4, 4>,
             (6, 4) => x86::tile::<FORM, 6, 4>,
             (8, 2) => x86::tile::<FORM, 8, 2>,
             (10, 2) => x86::tile::<FORM, 10, 2>,
             (12, 2) => x86::tile::<FORM, 12, 2>,
-            (1, 1) => x86::row::<FORM>,
+            (1, 1) => x86::row::<FORM, 1>,
             (2, 1) => x86::tile::<FORM, 2, 1>,
             (4, 1) => x86::tile::<FORM, 4, 1>,
             (6, 1) => x86::tile::<FORM, 6, 1>,
@@ -154,26 +151,32 @@ mod x86 {
     /// Sums of one row and one panel, to which quads are added in turn: each would wait for the one before it.
     const SUMS: usize = 4;
 
-    /// As [`tile`], of one row and one panel: what it reads is one stream, which memory brings fastest, and its sums stay in registers.
+    /// As [`tile`], of one row, panel by panel: what it reads is one stream, which memory brings fastest, and its sums stay in registers.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
-    pub(super) fn row<const FORM: u32>(t: &Tile<'_>, c: &mut [f32]) {
-        match (t.w.scales(), t.w.zeros()) {
-            (PerGroup::F16(scales), PackedZeros::Float(PerGroup::F16(offsets))) => {
-                row_of::<FORM, true>(t, [scales, offsets], c);
+    pub(super) fn row<const FORM: u32, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
+        assert!(t.bytes.is_empty(), "codes of one row are not made bytes before");
+        for (panel, c) in (t.panel..t.panel + P).zip(c.as_chunks_mut().0) {
+            match (t.w.scales(), t.w.zeros()) {
+                (PerGroup::F16(scales), PackedZeros::Float(PerGroup::F16(offsets))) => {
+                    row_of::<FORM, true>((t, panel), [scales, offsets], c);
+                }
+                (PerGroup::F16(scales), PackedZeros::Symmetric | PackedZeros::Integer(_)) => {
+                    row_of::<FORM, true>((t, panel), [scales, &[]], c);
+                }
+                _ => row_of::<FORM, false>((t, panel), [&[], &[]], c),
             }
-            (_, PackedZeros::Float(_)) | (PerGroup::BF16(_) | PerGroup::F32(_) | PerGroup::Multiples(_), _) => {
-                row_of::<FORM, false>(t, [&[], &[]], c);
-            }
-            (PerGroup::F16(scales), _) => row_of::<FORM, true>(t, [scales, &[]], c),
         }
     }
 
     /// With `HALVES` the scales and offsets are these. While a processor waits for memory it looks only some hundred instructions ahead: the fewer
     /// a span takes, the more of the stream it asks for.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
-    fn row_of<const FORM: u32, const HALVES: bool>(t: &Tile<'_>, [scales, offsets]: [&[f16]; 2], c: &mut [f32]) {
-        assert!(t.bytes.is_empty(), "codes of one row are not made bytes before");
-        let (w, panel) = (t.w, t.panel);
+    fn row_of<const FORM: u32, const HALVES: bool>(
+        (t, panel): (&Tile<'_>, usize),
+        [scales, offsets]: [&[f16]; 2],
+        c: &mut [f32; PANEL],
+    ) {
+        let w = t.w;
         let (tile_bytes, per_tile) = const { (tile_bytes(FORM), quads(FORM) * 4) };
         let (spans, alike) = (&w.spans()[t.spans.clone()], t.tiles_of_group);
         let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return };
@@ -241,7 +244,6 @@ mod x86 {
             }
             from = to;
         }
-        let c = &mut c[..PANEL];
         // SAFETY: 16 floats.
         unsafe { _mm512_storeu_ps(c.as_mut_ptr(), sum) };
     }
@@ -327,7 +329,7 @@ mod x86 {
         for _ in 0..tiles {
             let mut raw = [_mm512_setzero_si512(); P];
             for p in 0..P {
-                // SAFETY: 64 bytes of panel p's tile, within `codes` as asserted.
+                // SAFETY: 64 bytes of panel p's tile, promised to this function.
                 raw[p] = unsafe { _mm512_loadu_si512(tile.add(p * panel_bytes).cast()) };
                 // Far enough ahead to hide memory behind other tiles; a prefetch never faults. One stream comes by itself.
                 if P > 1 && R <= 8 {
@@ -340,7 +342,7 @@ mod x86 {
                 let mut codes = raw;
                 for p in 0..P {
                     if planes {
-                        // SAFETY: panel p's tile, within `codes` as asserted.
+                        // SAFETY: panel p's tile, as above.
                         codes[p] = unsafe { quad::<FORM>(tile.add(p * panel_bytes), i) };
                         continue;
                     }
@@ -355,7 +357,7 @@ mod x86 {
                     }
                 }
                 for r in 0..R {
-                    // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
+                    // SAFETY: 4 codes of row r, of as many places of x, promised too; any alignment.
                     let quad = _mm512_set1_epi32(unsafe { x.add((i * R + r) * 4).cast::<i32>().read_unaligned() });
                     for p in 0..P {
                         sums[i % S][r][p] = _mm512_dpbusd_epi32(sums[i % S][r][p], codes[p], quad);

@@ -122,8 +122,8 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     let as_bytes = (tiles.as_bytes)(w.held().form()).filter(|_| rows.count >= LEAST_PANELS_FOR_BYTES);
     let (form, places) = match as_bytes {
         Some(_) => (8, BLOCK_PLACES_OF_BYTES),
-        // One row beside one panel after the other, each a stream of its own.
-        None if height == 1 && tile_panels == 1 => (w.held().form(), usize::MAX),
+        // Weights of one row are streams, which blocks would cut.
+        None if height == 1 => (w.held().form(), usize::MAX),
         None => (w.held().form(), BLOCK_PLACES),
     };
     let (wide, narrow) = ((tiles.tile)(form, height, tile_panels), (tiles.tile)(form, height, 1));
