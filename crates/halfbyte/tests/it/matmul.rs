@@ -11,7 +11,7 @@ use halfbyte::cpu::isa::Isa;
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::{self, Bound, Product};
 use halfbyte::ops::{Activation, Linear, Weight};
-use halfbyte::{Float, Floats, FloatsMut, QTensor};
+use halfbyte::{Float, Floats, FloatsMut, QTensor, Zero, Zeros};
 
 /// What stands before and after every output, to see that a kernel writes nothing else.
 const CANARY: f32 = -7.25e8;
@@ -217,6 +217,44 @@ fn rows_of_any_magnitude_keep_their_digits() {
         for cpu in with_each_caps(2) {
             let y = forward(&linear, &cpu, &x, Float::F32, m, Float::F32);
             check(&y, &reference, k, Float::F32, &format!("{name} on {:?}", cpu.caps()));
+        }
+    }
+}
+
+#[test]
+fn each_element_counts_however_great_its_neighbours_are() {
+    let mut random = Random(34);
+    let [n, k] = [35, 300];
+    for name in ["w4a16-g32", "w4a16", "w8a16-g128", "w3a16-g64-asym", "w4a16-g32-float", "w8a16-g64-float-sf32"] {
+        let format = parse(name);
+        let exponents: Vec<i32> = (0..k).map(|_| random.below(120) as i32 - 60).collect();
+        let x: Vec<f32> = exponents.iter().map(|&e| (1.0 + random.normal().abs()) * 2f32.powi(e)).collect();
+        // Of output i only the elements below some power of two count: other weights are zero.
+        let groups = format.weight.group.count(k);
+        let zero = format.weight.middle().min(5) as u8;
+        let scales: Vec<f32> = (0..n * groups).map(|i| 2f32.powi(i as i32 % 5 - 8) * 1.25).collect();
+        let zeros = match format.weight.zero {
+            Zero::Symmetric => Zeros::Symmetric,
+            Zero::Integer => Zeros::Integer(vec![u16::from(zero); n * groups]),
+            Zero::Float => Zeros::Float(scales.iter().map(|s| -s * f32::from(zero)).collect()),
+        };
+        let zero = if zeros == Zeros::Symmetric { format.weight.middle() as u8 } else { zero };
+        let code = |i: usize| {
+            if exponents[i % k] > 60 - 4 * (i / k) as i32 {
+                return zero;
+            }
+            random.below(format.weight.max_code() as usize + 1) as u8
+        };
+        let codes = (0..n * k).map(code).collect();
+        let w = QTensor::new(format.weight, [n, k], codes, scales, zeros, None).unwrap();
+        let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
+        for x_type in [Float::F32, Float::BF16] {
+            let x = rounded(&x, x_type);
+            let reference = reference::linear(&x, 1, &w, format.act);
+            for cpu in with_each_caps(2) {
+                let y = forward(&linear, &cpu, &x, x_type, 1, Float::F32);
+                check(&y, &reference, k, Float::F32, &format!("{name} on {:?}", cpu.caps()));
+            }
         }
     }
 }

@@ -69,6 +69,8 @@ fn as_bytes(form: u32) -> Option<AsBytesFn> {
     }
 }
 
+pub(super) use x86::add_tiles;
+
 mod x86 {
     use super::Tile;
     use crate::cpu::matmul::quantized_act::RowSpan;
@@ -80,7 +82,7 @@ mod x86 {
     use std::arch::x86_64::*;
     use std::ops::Range;
 
-    /// Bytes ahead that are prefetched.
+    /// Bytes ahead that are prefetched of several panels.
     const AHEAD: usize = 1024;
 
     /// See [`super::AsBytesFn`].
@@ -223,7 +225,7 @@ mod x86 {
                     _mm512_mullo_epi32(load_u16(&zeros[group * PANEL..]), _mm512_set1_epi32(row.minus_sum))
                 };
                 // SAFETY: spans lie one after the other; those of these spans are `tiles` of the panel, and of x.
-                unsafe { add_tiles::<FORM, 1, 1, SUMS>((tile, 0), x, tiles, table, &mut sums) };
+                unsafe { add_tiles::<FORM, 1, 1, SUMS>((tile, 0, 0), x, tiles, table, &mut sums) };
                 (tile, x) = (tile.wrapping_add(tiles * tile_bytes), x.wrapping_add(tiles * per_tile));
                 let [[[a]], [[b]], [[c]], [[d]]] = sums;
                 let dot = _mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d));
@@ -291,9 +293,17 @@ mod x86 {
                 }
             }
         }
+        // Far enough ahead to hide memory behind other tiles. One stream comes by itself.
+        let ahead = if P > 1 && R <= 8 { AHEAD } else { 0 };
         // SAFETY: `tiles` tiles of each panel and places of x, as asserted.
         unsafe {
-            add_tiles::<FORM, R, P, 1>((o.codes.as_ptr(), o.panel_bytes), o.x.as_ptr(), tiles, o.table, &mut sums)
+            add_tiles::<FORM, R, P, 1>(
+                (o.codes.as_ptr(), o.panel_bytes, ahead),
+                o.x.as_ptr(),
+                tiles,
+                o.table,
+                &mut sums,
+            )
         };
         let c = c.as_mut_ptr();
         for r in 0..R {
@@ -310,14 +320,14 @@ mod x86 {
     }
 
     /// Adds the dot products of so many tiles of `P` panels, `panel_bytes` apart, with as many places of x `[place / 4][R][4]`, quad by quad to
-    /// `S` sums in turn.
+    /// `S` sums in turn, and prefetches codes `ahead` bytes ahead (0: none); a prefetch never faults.
     ///
     /// # Safety
     /// The codes of these panels and x are as long.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-    unsafe fn add_tiles<const FORM: u32, const R: usize, const P: usize, const S: usize>(
-        (mut tile, panel_bytes): (*const u8, usize),
+    pub(in crate::cpu::matmul) unsafe fn add_tiles<const FORM: u32, const R: usize, const P: usize, const S: usize>(
+        (mut tile, panel_bytes, ahead): (*const u8, usize, usize),
         mut x: *const i8,
         tiles: usize,
         table: __m512i,
@@ -331,10 +341,9 @@ mod x86 {
             for p in 0..P {
                 // SAFETY: 64 bytes of panel p's tile, promised to this function.
                 raw[p] = unsafe { _mm512_loadu_si512(tile.add(p * panel_bytes).cast()) };
-                // Far enough ahead to hide memory behind other tiles; a prefetch never faults. One stream comes by itself.
-                if P > 1 && R <= 8 {
+                if ahead > 0 {
                     for at in (0..tile_bytes).step_by(64) {
-                        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + at + AHEAD).cast());
+                        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + at + ahead).cast());
                     }
                 }
             }

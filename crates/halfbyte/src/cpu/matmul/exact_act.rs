@@ -175,7 +175,7 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
 }
 
 /// Brings the rows of a panel of x to f32 in the order of places, `[place][height]`; filler is 0.
-fn pack(cpu: &Cpu, input: &Input<'_>, w: Weights<'_>, rows: RowPanels, panel: usize, out: &mut [f32]) {
+pub(super) fn pack(cpu: &Cpu, input: &Input<'_>, w: Weights<'_>, rows: RowPanels, panel: usize, out: &mut [f32]) {
     let (k, places) = (input.w.k(), w.places());
     if k == 0 {
         return;

@@ -8,6 +8,7 @@
 //! | `amx` | `a8_amx`, `a16_amx` | quantised on the fly, or as they are in one to three bf16; tiles of 16 × 16 |
 //! | `quantized_act` | `a8_avx512vnni`, `a8_avx2`, `any_scalar` | quantised on the fly, int8 dot products |
 //! | `exact_act` | `a16_avx512`, `a16_avx2`, `any_scalar` | as they are, f32 accumulation |
+//! | `a16_avx512vnni` | its own | one row, as it is: integers of 32 bits, whose bytes int8 dot products take |
 //! | `a16_avx512bf16` | its own | bf16 as they are, bf16 dot products |
 
 #[cfg(target_arch = "x86_64")]
@@ -18,6 +19,8 @@ mod a16_avx2;
 mod a16_avx512;
 #[cfg(target_arch = "x86_64")]
 mod a16_avx512bf16;
+#[cfg(target_arch = "x86_64")]
+mod a16_avx512vnni;
 #[cfg(target_arch = "x86_64")]
 mod a8_amx;
 #[cfg(target_arch = "x86_64")]
@@ -208,6 +211,14 @@ pub const KERNELS: &[Kernel] = &[
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
+        name: "a16_avx512vnni",
+        layout: "cpu_n16",
+        what: "one row: x to 32 bits of fixed point, vpdpbusd of its bytes, exact sums a group",
+        supports: a16_avx512vnni::supports,
+        run: a16_avx512vnni::run,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Kernel {
         name: "a16_avx512",
         layout: "cpu_n16, cpu_dense_n16",
         what: "weights to f32 in registers or a panel in cache, f32 multiply-add",
@@ -273,17 +284,22 @@ fn at_least(rows: usize, p: &Problem) -> std::result::Result<(), Reason> {
 }
 
 /// From each of these numbers of rows on another kernel may serve the same weight and types.
-fn least_rows(problem: &Problem) -> [usize; 3] {
+fn least_rows(problem: &Problem) -> [usize; 4] {
     #[cfg(target_arch = "x86_64")]
-    return [a16_avx512bf16::LEAST_ROWS, a16_amx::least_rows(problem), a8_amx::least_rows(problem)];
+    return [
+        a16_avx512vnni::MORE_ROWS,
+        a16_avx512bf16::LEAST_ROWS,
+        a16_amx::least_rows(problem),
+        a8_amx::least_rows(problem),
+    ];
     #[cfg(not(target_arch = "x86_64"))]
-    return [problem.m + 1; 3];
+    return [problem.m + 1; 4];
 }
 
 /// The choices for one weight, each made when it is first needed: for every pair of types, and by how many of [`least_rows`] x
 /// has.
 #[derive(Debug, Default)]
-pub(crate) struct Plans([[OnceLock<(Caps, &'static Kernel)>; 4]; 9]);
+pub(crate) struct Plans([[OnceLock<(Caps, &'static Kernel)>; 5]; 9]);
 
 impl Plans {
     /// What [`select`] chooses. Error: no kernel serves the problem.

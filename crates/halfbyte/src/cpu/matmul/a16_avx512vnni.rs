@@ -1,0 +1,348 @@
+//! One row of exact activations by int8 dot products with AVX-512 VNNI.
+//!
+//! A block of x, up to 64 columns of a group, becomes integers of 32 bits: numbers of fixed point, of which the greatest takes all bits.
+//! Their bytes are four rows of int8, which share the unpacked codes; sums are exact in int32.
+//!
+//! ```text
+//! for each block:  X = x·2^(31 − e), rounded;  X = Σ D[j]·256^j, D from −128 to 127                      (once)
+//!     what is lost of elements so small that it is more than 2⁻²¹ of them is a block of its own          (and so on)
+//! for each panel, for each block:
+//!     acc[0], acc[2] = −zero·Σ(D[0] + 256·D[1]), −zero·Σ(D[2] + 256·D[3])
+//!     for each 4 columns, for each j:  acc[j] += dot4(codes, D[j])                                       vpdpbusd
+//!     y += scale·2^(e − 15)·((acc[0] + 256·acc[1])/65536 + acc[2] + 256·acc[3]) [+ offset·Σx]
+//! ```
+//!
+//! So no element of x is further from what is multiplied than 2⁻²¹ of it, however much greater its neighbours are; halves are multiplied
+//! exactly but where a block holds some that are 2²⁰ times as great as others. Float offsets are centred: whole multiples of the scale
+//! go to the codes as zero points, so that sums of codes and offsets do not cancel each other where weights are small.
+
+use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
+use super::{Input, Output, Packed, Scratch, exact, exact_act, needs};
+use crate::cpu::Cpu;
+use crate::cpu::isa::{Caps, Isa};
+use crate::kernel::{Problem, Reason};
+use crate::layout::cpu_n16::{CpuN16, PANEL, TABLE};
+
+/// From so many rows on weights that became floats serve several.
+pub(super) const MORE_ROWS: usize = 2;
+
+/// Places of a block at most.
+const BLOCK: usize = 64;
+
+/// Panels that a call takes at most: one a call costs small weights a tenth.
+const CALL_PANELS: usize = 4;
+
+/// Whether this kernel serves a problem; else why not.
+pub(super) fn supports(caps: &Caps, problem: &Problem) -> Result<(), Reason> {
+    exact(problem)?;
+    needs(caps, Isa::Avx512)?;
+    if problem.format.is_none() {
+        return Err(Reason("multiplies codes, the weights are dense".into()));
+    }
+    match problem.m {
+        0 | 1 => Ok(()),
+        m => Err(Reason(format!("multiplies one row, x has {m}"))),
+    }
+}
+
+/// A run of places as integers.
+#[derive(Clone, Copy)]
+struct Block {
+    /// First tile, and number of tiles.
+    tile: usize,
+    tiles: usize,
+    /// The group whose scale and zero hold.
+    group: usize,
+    /// What the upper two bytes are multiples of; NaN where x is not finite.
+    scale: f32,
+    /// Sum of x, for offsets, once for all blocks of these places.
+    total: f32,
+    /// `−Σ(D[j] + 256·D[j + 1])` of the lower and the upper two bytes, of symmetric weights times the middle code.
+    less: [i32; 2],
+}
+
+/// A row of x as integers, for the weight that it was made for.
+struct FixedPoint {
+    /// Each within the weight's tiles and groups.
+    blocks: Vec<Block>,
+    /// Bytes `[place / 4 of each block][j][4]`.
+    bytes: Vec<i32>,
+}
+
+/// Writes the products with some panels, which follow each other, to `c` `[panel][16]`.
+///
+/// # Safety
+/// The processor has AVX-512 VNNI; x was made for this weight.
+type PanelsFn = unsafe fn(w: &CpuN16, first: usize, x: &FixedPoint, c: &mut [f32]);
+
+fn panels(w: &CpuN16) -> PanelsFn {
+    match w.held().form() {
+        2 => x86::panels::<2>,
+        3 => x86::panels::<3>,
+        4 => x86::panels::<4>,
+        5 => x86::panels::<5>,
+        6 => x86::panels::<6>,
+        8 => x86::panels::<8>,
+        // Whatever the values are.
+        TABLE.. => x86::panels::<TABLE>,
+        form => unreachable!("no codes of form {form}"),
+    }
+}
+
+pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Output<'_>) {
+    let Packed::Quantized(w, _) = input.w else { unreachable!("selected for quantised weights only") };
+    if input.m == 0 {
+        return;
+    }
+    let rows = RowPanels::new(1, &[1]);
+    scratch.x.ensure(w.places() * 4);
+    let x = scratch.x.as_mut_slice::<f32>();
+    let x = &mut x[..w.places()];
+    exact_act::pack(cpu, input, exact_act::Weights::Quantized(w), rows, 0, x);
+    // SAFETY: `select` found the instruction set.
+    let x = unsafe { x86::fixed_point(w, x) };
+    let panels = panels(w);
+    let tasks = Tasks::new(rows, w.places() * 4, w.panels(), CALL_PANELS, cpu.threads().count());
+    cpu.threads().run(tasks.count, &|i| {
+        let steps = Steps { panels: tasks.get(i).1, wide: CALL_PANELS };
+        with_buffers([CALL_PANELS * PANEL, 0], |c, _| {
+            for step in 0..steps.count() {
+                let (panel, width) = steps.get(step);
+                let c = &mut c[..width * PANEL];
+                // SAFETY: as above, where x was made; tasks cover disjoint outputs.
+                unsafe {
+                    panels(w, panel, &x, c);
+                    y.store(0, panel * PANEL, c);
+                }
+            }
+        });
+    });
+}
+
+mod x86 {
+    use super::{BLOCK, Block, FixedPoint};
+    use crate::cpu::matmul::a8_avx512vnni::add_tiles;
+    use crate::cpu::x86::avx512::{Made, RUN, as_floats, load_f16, load_f32, load_u16, room, table};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, PerGroup, quads, tile_bytes};
+    use half::f16;
+    use std::arch::x86_64::*;
+    use std::mem::MaybeUninit;
+
+    /// Bytes ahead that are prefetched: four products of each code leave the processor's own prefetcher behind.
+    const AHEAD: usize = 4096;
+
+    /// x, in the order of places, as integers.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    pub(super) fn fixed_point(w: &CpuN16, x: &[f32]) -> FixedPoint {
+        let mut all = FixedPoint { blocks: Vec::with_capacity(w.spans().len()), bytes: Vec::with_capacity(x.len()) };
+        let per_tile = w.columns_per_tile();
+        for span in w.spans() {
+            for tile in (0..span.tiles).step_by(BLOCK / per_tile) {
+                let tiles = (BLOCK / per_tile).min(span.tiles - tile);
+                let x = &x[(span.tile + tile) * per_tile..][..tiles * per_tile];
+                add_block(w, [span.tile + tile, tiles, span.group], x, &mut all);
+            }
+        }
+        all
+    }
+
+    /// Adds a block, and those of what is lost.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn add_block(w: &CpuN16, [tile, tiles, group]: [usize; 3], x: &[f32], all: &mut FixedPoint) {
+        let mut values = [0.0f32; BLOCK];
+        values[..x.len()].copy_from_slice(x);
+        let values = values.as_chunks_mut::<16>().0;
+        let vectors = x.len().div_ceil(16);
+        let middle = if let PackedZeros::Symmetric = w.zeros() { w.middle() as i32 } else { 1 };
+        let mut total = 0.0;
+        if let PackedZeros::Float(_) = w.zeros() {
+            let mut sums = _mm512_setzero_pd();
+            for v in &values[..vectors] {
+                let v = load_f32(v);
+                sums = _mm512_add_pd(sums, _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
+                sums = _mm512_add_pd(sums, _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(v)));
+            }
+            total = _mm512_reduce_add_pd(sums) as f32;
+        }
+        loop {
+            let mut greatest = _mm512_setzero_si512();
+            for v in &values[..vectors] {
+                greatest = _mm512_max_epu32(greatest, _mm512_castps_si512(_mm512_abs_ps(load_f32(v))));
+            }
+            let greatest = _mm512_reduce_max_epu32(greatest);
+            let finite = greatest < f32::INFINITY.to_bits();
+            // |x| < 2^e·(1 − 2⁻⁸), so that the uppermost byte has room for what is carried; as multiples of 2⁻¹⁴⁹ all floats are exact.
+            let e = (((greatest + 0x1_0000) >> 23) as i32 - 126).max(-118);
+            let (up, down) = (_mm512_set1_ps((31 - e) as f32), _mm512_set1_ps((e - 31) as f32));
+            let (mut sums, mut lost) = (_mm512_setzero_si512(), false);
+            let from = all.bytes.len();
+            for v in &mut values[..vectors] {
+                let x = if finite { load_f32(v) } else { _mm512_setzero_ps() };
+                let integers = _mm512_cvtps_epi32(_mm512_scalef_ps(x, up));
+                let rest = _mm512_sub_ps(x, _mm512_scalef_ps(_mm512_cvtepi32_ps(integers), down));
+                let least = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(2.0f32.powi(-21)));
+                let too_much = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(_mm512_abs_ps(rest), least);
+                lost |= too_much != 0;
+                // SAFETY: 16 floats.
+                unsafe { _mm512_storeu_ps(v.as_mut_ptr(), _mm512_maskz_mov_ps(too_much, rest)) };
+                // Bytes with sign, from the lowest on: −128 is carried as 128 is.
+                let carries = _mm512_set1_epi32(0x0080_8080);
+                let bytes = _mm512_xor_si512(_mm512_add_epi32(integers, carries), carries);
+                // Those of 4 columns, byte by byte of each.
+                let by_byte = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+                let bytes = _mm512_shuffle_epi8(bytes, _mm512_broadcast_i32x4(by_byte));
+                sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), bytes);
+                let mut words = [0; 16];
+                // SAFETY: 64 bytes.
+                unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), bytes) };
+                all.bytes.extend(words);
+            }
+            all.bytes.truncate(from + x.len());
+            let sums = _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti32x8_epi32::<1>(sums));
+            let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+            let mut of_bytes = [0i32; 4];
+            // SAFETY: 16 bytes.
+            unsafe { _mm_storeu_si128(of_bytes.as_mut_ptr().cast(), sums) };
+            let [a, b, c, d] = of_bytes;
+            let less = [a + 256 * b, c + 256 * d].map(|sum| -middle * sum);
+            // Below 2⁻¹²⁶ too.
+            let scale = if finite { f64::from_bits(((e - 15 + 1023) as u64) << 52) as f32 } else { f32::NAN };
+            all.blocks.push(Block { tile, tiles, group, scale, total, less });
+            if !lost {
+                return;
+            }
+            total = 0.0;
+        }
+    }
+
+    /// Offsets that are centred, and the zero points that make them so.
+    type Centred = ([f32; PANEL], [i32; PANEL]);
+
+    /// Numbers of a run of groups: scales, offsets as they are, and centred.
+    struct Run {
+        scales: Made<1>,
+        offsets: Made<1>,
+        centred: [MaybeUninit<Centred>; RUN],
+    }
+
+    /// See [`super::PanelsFn`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
+    pub(super) unsafe fn panels<const FORM: u32>(w: &CpuN16, first: usize, x: &FixedPoint, c: &mut [f32]) {
+        let [scales, offsets] = room::<1>();
+        let mut run = Run { scales, offsets, centred: [MaybeUninit::uninit(); RUN] };
+        for (panel, c) in (first..).zip(c.as_chunks_mut().0) {
+            // SAFETY: promised to this function.
+            unsafe {
+                match (w.scales(), w.zeros()) {
+                    (PerGroup::F16(scales), PackedZeros::Symmetric | PackedZeros::Integer(_)) => {
+                        panel_of::<FORM, true>((w, panel), scales, x, &mut run, c);
+                    }
+                    _ => panel_of::<FORM, false>((w, panel), &[], x, &mut run, c),
+                }
+            }
+        }
+    }
+
+    /// With `HALVES` the scales are these, and there are no offsets; else numbers become floats a run of groups before they are needed.
+    ///
+    /// # Safety
+    /// x was made for this weight.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
+    unsafe fn panel_of<const FORM: u32, const HALVES: bool>(
+        (w, panel): (&CpuN16, usize),
+        scales: &[f16],
+        x: &FixedPoint,
+        run: &mut Run,
+        c: &mut [f32; PANEL],
+    ) {
+        let (tile_bytes, quads) = const { (tile_bytes(FORM), quads(FORM)) };
+        let codes = &w.codes()[panel * w.panel_bytes()..(panel + 1) * w.panel_bytes()];
+        let of_panel = panel * w.groups()..(panel + 1) * w.groups();
+        let scales = if HALVES { &scales.as_chunks::<PANEL>().0[of_panel.clone()] } else { &[] };
+        let zeros = match w.zeros() {
+            PackedZeros::Integer(zeros) => &zeros.as_chunks::<PANEL>().0[of_panel.clone()],
+            _ => &[],
+        };
+        let (table, mut sum) = (table(w), _mm512_setzero_ps());
+        let (mut blocks, mut bytes) = (&x.blocks[..], x.bytes.as_ptr());
+        while let Some(block) = blocks.first() {
+            let (mut first, mut of_run) = (0, blocks);
+            let (mut scales_made, mut centred): (&[[f32; PANEL]], &[Centred]) = (&[], &[]);
+            if !HALVES {
+                // Before the blocks of a run: a call among them would bring the sum to memory and back.
+                first = block.group / RUN * RUN;
+                let len = RUN.min(w.groups() - first);
+                of_run = &blocks[..blocks.iter().take_while(|block| block.group < first + len).count()];
+                scales_made = as_floats(w.scales(), of_panel.start + first, len, &mut run.scales);
+                if let PackedZeros::Float(offsets) = w.zeros() {
+                    let offsets = as_floats(offsets, of_panel.start + first, len, &mut run.offsets);
+                    for (i, out) in run.centred[..len].iter_mut().enumerate() {
+                        let (scale, offset) = (load_f32(&scales_made[i]), load_f32(&offsets[i]));
+                        centre(scale, offset, out.write(([0.0; PANEL], [0; PANEL])));
+                    }
+                    // SAFETY: those of `len` groups were written.
+                    centred = unsafe { std::slice::from_raw_parts(run.centred.as_ptr().cast(), len) };
+                }
+            }
+            blocks = &blocks[of_run.len()..];
+            for block in of_run {
+                let mut sums = [[[_mm512_setzero_si512()]; 4]];
+                let mut zero = None;
+                if !centred.is_empty() {
+                    zero = Some(load_i32(&centred[block.group - first].1));
+                } else if !zeros.is_empty() {
+                    zero = Some(load_u16(&zeros[block.group]));
+                }
+                for half in 0..2 {
+                    let less = _mm512_set1_epi32(block.less[half]);
+                    sums[0][2 * half][0] = if let Some(zero) = zero { _mm512_mullo_epi32(zero, less) } else { less };
+                }
+                let tile = codes.as_ptr().wrapping_add(block.tile * tile_bytes);
+                // SAFETY: the block lies within the panel, and has as many bytes.
+                unsafe { add_tiles::<FORM, 4, 1, 1>((tile, 0, AHEAD), bytes.cast(), block.tiles, table, &mut sums) };
+                bytes = bytes.wrapping_add(block.tiles * quads * 4);
+                // Sums of two bytes are below 2³⁰: 64 products of at most 255 · 128.
+                let [[[a], [b], [c], [d]]] = sums;
+                let low = _mm512_cvtepi32_ps(_mm512_add_epi32(a, _mm512_slli_epi32::<8>(b)));
+                let high = _mm512_cvtepi32_ps(_mm512_add_epi32(c, _mm512_slli_epi32::<8>(d)));
+                let dot = _mm512_fmadd_ps(low, _mm512_set1_ps(1.0 / 65536.0), high);
+                let dot = _mm512_mul_ps(dot, _mm512_set1_ps(block.scale));
+                let scale = match HALVES {
+                    true => load_f16(&scales[block.group]),
+                    false => load_f32(&scales_made[block.group - first]),
+                };
+                sum = _mm512_fmadd_ps(dot, scale, sum);
+                if !centred.is_empty() {
+                    let offset = load_f32(&centred[block.group - first].0);
+                    sum = _mm512_fmadd_ps(offset, _mm512_set1_ps(block.total), sum);
+                }
+            }
+        }
+        // SAFETY: 16 floats.
+        unsafe { _mm512_storeu_ps(c.as_mut_ptr(), sum) };
+    }
+
+    /// A zero point that brings an offset near to 0, and what is left of it.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn centre(scale: __m512, offset: __m512, (rest, zero): &mut Centred) {
+        // Nearly as good as a quotient: a zero point beside the nearest leaves little more.
+        let codes = _mm512_mul_ps(_mm512_sub_ps(_mm512_setzero_ps(), offset), _mm512_rcp14_ps(scale));
+        // Of a scale of 0 any zero point will do.
+        let codes = _mm512_max_ps(_mm512_min_ps(codes, _mm512_set1_ps(255.0)), _mm512_setzero_ps());
+        let zeros = _mm512_cvtps_epi32(codes);
+        let offset = _mm512_fmadd_ps(_mm512_cvtepi32_ps(zeros), scale, offset);
+        // SAFETY: 16 numbers each.
+        unsafe {
+            _mm512_storeu_ps(rest.as_mut_ptr(), offset);
+            _mm512_storeu_si512(zero.as_mut_ptr().cast(), zeros);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn load_i32(v: &[i32; PANEL]) -> __m512i {
+        // SAFETY: 64 bytes.
+        unsafe { _mm512_loadu_si512(v.as_ptr().cast()) }
+    }
+}
