@@ -23,6 +23,7 @@ use crate::format::Format;
 use crate::kernel::{Problem, first};
 use crate::layout::cuda_wna16::STRIP;
 use crate::tensor::Float;
+use rayon::prelude::*;
 use std::fmt::{Display, Formatter};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -196,7 +197,8 @@ fn most_bytes(kernel: &Kernel, caps: &Caps, problem: &Problem, [first, last]: [u
     let steps = of(from, last.min(settled)).chain(of(from.max(last.saturating_sub(end)), last));
     let next = |&m: &usize| Some(stepped(m + 1)).filter(|&m| m <= last.min(far));
     let stepped = std::iter::successors(next(&first.max(settled)), next);
-    each.chain(steps).chain(stepped).chain([first, last]).map(bytes).max().unwrap_or(0)
+    let all: Vec<usize> = each.chain(steps).chain(stepped).chain([first, last]).collect();
+    all.into_par_iter().map(bytes).max().unwrap_or(0)
 }
 
 /// Rows up to which a choice may depend on the exact number of tiles.
@@ -241,7 +243,24 @@ impl Maker<'_> {
     }
 
     fn plans(&self) -> Vec<Plan> {
-        let settled = settled(self.caps, self.problem.n);
+        let (settled, far) = (settled(self.caps, self.problem.n), far(self.caps, self.problem.n));
+        let eights = (0..EACH).step_by(FEW).map(|eight| [eight + 1, eight + FEW]);
+        let steps = (EACH..settled).step_by(STEP).map(|m| [m + 1; 2]);
+        let next = |&[_, low]: &[usize; 2]| {
+            let high = if low < far { stepped(low + 1).min(far) } else { (2 * low).min(MOST) };
+            (low < MOST).then_some([low + 1, high])
+        };
+        let wide = std::iter::successors(next(&[0, settled]), next);
+        // Each takes some microseconds, and there are up to some thousand.
+        let ends: Vec<[usize; 2]> = eights.chain(steps).chain(wide).collect();
+        let of_ends: Vec<[Chosen; 2]> = ends
+            .par_iter()
+            .map(|&[first, last]| {
+                let chosen = self.choose(first);
+                [chosen.clone(), if first == last { chosen } else { self.choose(last) }]
+            })
+            .collect();
+
         let mut runs: Vec<(usize, Chosen)> = Vec::new();
         let mut add = |m: usize, chosen: Chosen| {
             if runs.last().is_none_or(|(_, last)| !same(last, &chosen)) {
@@ -249,33 +268,24 @@ impl Maker<'_> {
             }
         };
         add(0, self.choose(0));
-        for eight in (0..EACH).step_by(FEW) {
-            let [first, last] = [eight + 1, eight + FEW].map(|m| (m, self.choose(m)));
-            let differ = !same(&first.1, &last.1);
-            add(first.0, first.1);
-            if differ {
-                (eight + 2..eight + FEW).for_each(|m| add(m, self.choose(m)));
-                add(last.0, last.1);
-            }
-        }
-        (EACH..settled).step_by(STEP).for_each(|m| add(m + 1, self.choose(m + 1)));
-        let far = far(self.caps, self.problem.n);
-        let mut low = settled;
-        while low < MOST {
-            let high = if low < far { stepped(low + 1).min(far) } else { (2 * low).min(MOST) };
-            let (mut first, mut before, chosen) = (low + 1, self.choose(low + 1), self.choose(high));
+        for ([first, last], [mut before, chosen]) in ends.into_iter().zip(of_ends) {
             add(first, before.clone());
+            if last <= EACH && !same(&before, &chosen) {
+                (first + 1..last).for_each(|m| add(m, self.choose(m)));
+                add(last, chosen);
+                continue;
+            }
+            let mut first = first;
             while !same(&before, &chosen) {
                 // The last number of rows with the choice before, and the first with another.
-                let (mut last, mut next) = (first, high);
-                while last + 1 < next {
-                    let middle = last.midpoint(next);
-                    if same(&self.choose(middle), &before) { last = middle } else { next = middle }
+                let (mut here, mut next) = (first, last);
+                while here + 1 < next {
+                    let middle = here.midpoint(next);
+                    if same(&self.choose(middle), &before) { here = middle } else { next = middle }
                 }
                 (first, before) = (next, self.choose(next));
                 add(next, before.clone());
             }
-            low = high;
         }
         let ends = runs.iter().skip(1).map(|(first, _)| first - 1).chain([MOST]).collect::<Vec<_>>();
         let of = |((first, chosen), last): ((usize, Chosen), usize)| {

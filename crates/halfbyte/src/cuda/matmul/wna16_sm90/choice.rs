@@ -165,15 +165,13 @@ pub fn expected(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Vec<(Config,
     let (steps, [first, seen]) = (k.div_ceil(STEP).max(1), rows(m, n, caps));
     let rounds = rounds(form, m, caps);
     // Scales in f32 and offsets have fewer forms for few rows. Of many rows plans tell multiples of 32 apart.
-    let fits = |tokens: usize| {
-        tokens_for(seen, atom.is_wide()).any(|of| of == tokens)
-            || atom.is_wide() && tokens == LEAST_APART && seen <= tokens
-    };
-    let fits = |tokens: usize| fits(tokens) && (m <= EACH || tokens.is_multiple_of(ROWS));
+    let is_wide = atom.is_wide();
+    let of = tokens_for(seen, is_wide).chain((is_wide && seen <= LEAST_APART).then_some(LEAST_APART));
+    let tokens: Vec<usize> = of.filter(|tokens| m <= EACH || tokens.is_multiple_of(ROWS)).collect();
     let known = known(form);
-    let fitting = known
-        .iter()
-        .filter(|Timed { config, .. }| fits(config.tokens) && config.split <= steps && (rounds || !config.early));
+    let fitting = known.iter().filter(|Timed { config, .. }| {
+        tokens.contains(&config.tokens) && config.split <= steps && (rounds || !config.early)
+    });
     let microseconds = |timed: &Timed| {
         let of = |m: usize| timed.microseconds([m, n.max(1), k.max(1)], caps);
         if first == seen { of(seen) } else { (of(first) + of(seen)) / 2.0 }
