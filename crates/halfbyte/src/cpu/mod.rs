@@ -29,6 +29,8 @@ use threads::Threads;
 pub struct Cpu {
     threads: Threads,
     caps: Caps,
+    /// Bytes ahead that kernels prefetch a stream of weights; 0: the processor brings it by itself.
+    stream_ahead: usize,
     scratch: Mutex<Scratch>,
     conv_scratch: Mutex<conv::Scratch>,
 }
@@ -50,7 +52,8 @@ impl Cpu {
         let caps = Caps { bf16_dot: caps.bf16_dot && found.bf16_dot, ..found };
         let threads = Threads::new(threads)
             .map_err(|e| Error::Device { op: "cpu", cause: format!("no team of {threads} threads: {e}") })?;
-        Ok(Self { threads, caps, scratch: Mutex::default(), conv_scratch: Mutex::default() })
+        let stream_ahead = isa::stream_ahead();
+        Ok(Self { threads, caps, stream_ahead, scratch: Mutex::default(), conv_scratch: Mutex::default() })
     }
 
     /// The team.

@@ -12,7 +12,7 @@
 //!
 //! Codes in planes (3, 5 and 6 bits) that several panels of rows meet become bytes before, once, in the driver's buffer.
 //!
-//! One row is multiplied by one panel after the other, so that a thread reads one stream: memory brings it faster than four, without prefetches.
+//! One row is multiplied by one panel after the other, so that a thread reads one stream: memory brings it faster than four.
 //!
 //! The zero point goes in as the accumulator's first value, exact in int32. A tile of 12 rows × 2 panels holds 24 sums
 //! in registers and does 48 dot products for each 128 bytes of codes, which cost two loads and six shifts and masks.
@@ -225,7 +225,7 @@ mod x86 {
                     _mm512_mullo_epi32(load_u16(&zeros[group * PANEL..]), _mm512_set1_epi32(row.minus_sum))
                 };
                 // SAFETY: spans lie one after the other; those of these spans are `tiles` of the panel, and of x.
-                unsafe { add_tiles::<FORM, 1, 1, SUMS>((tile, 0, 0), x, tiles, table, &mut sums) };
+                unsafe { add_tiles::<FORM, 1, 1, SUMS>((tile, 0, t.ahead), x, tiles, table, &mut sums) };
                 (tile, x) = (tile.wrapping_add(tiles * tile_bytes), x.wrapping_add(tiles * per_tile));
                 let [[[a]], [[b]], [[c]], [[d]]] = sums;
                 let dot = _mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d));

@@ -71,6 +71,8 @@ pub(super) struct Tile<'a> {
     pub spans: Range<usize>,
     /// Tiles of each span of the weights, if span `i` is the whole of group `i` and all have as many: then a tile of one row need not read them.
     pub tiles_of_group: Option<usize>,
+    /// Bytes ahead that a tile of one row prefetches codes.
+    pub ahead: usize,
     /// Codes of the panel of x, `[place / 4][height][4]`.
     pub x: &'a [i8],
     /// Numbers of the panel of x for each span and row, `[span][height]`.
@@ -165,6 +167,7 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
                             bytes,
                             spans: block.clone(),
                             tiles_of_group,
+                            ahead: cpu.stream_ahead,
                             x: &x[p * x_len..][..x_len],
                             rows: &row_spans[p * rows_len..][..rows_len],
                             x_offsets: *act == Act::A8Asym,
