@@ -98,6 +98,9 @@ fn long_reductions_and_many_rows_cross_every_block() {
         ("w8a16-g32-asym", 70, 1100, 300),
         ("w2a8-g64-asym", 530, 700, 130),
         ("w4a8-g64-asym-si8", 70, 9001, 30),
+        ("w4a16-g32", 70, 9000, 1),
+        ("w4a16-g48-float-sf32", 70, 9001, 1),
+        ("w8a16", 40, 9001, 1),
     ] {
         let format = parse(name);
         let w = random.qtensor(format.weight, [n, k], false);
@@ -321,18 +324,21 @@ fn a_row_of_quantised_activations_has_the_same_bits_alone_and_beside_others() {
 #[test]
 fn the_same_bits_whatever_the_number_of_threads() {
     let mut random = Random(4);
-    for name in ["w4a8-g128", "w4a16-g128-asym", "w8a8-xasym", "w8a16", "w3a16-g32", "w3a8"] {
+    let names = ["w4a8-g128", "w4a16-g128-asym", "w8a8-xasym", "w8a16", "w3a16-g32", "w3a8"];
+    // Of one long row each thread makes integers of a part.
+    for ([n, k], m, name) in [([333, 520], 1), ([333, 520], 9), ([333, 520], 40), ([35, 9001], 1)]
+        .into_iter()
+        .flat_map(|(shape, m)| names.map(|name| (shape, m, name)))
+    {
         let format = parse(name);
-        let w = random.qtensor(format.weight, [333, 520], false);
+        let w = random.qtensor(format.weight, [n, k], false);
         let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
-        for m in [1, 9, 40] {
-            for x_type in [Float::F32, Float::BF16] {
-                let x = rounded(&random.activations(m * 520), x_type);
-                for (a, b) in with_each_caps(1).iter().zip(&with_each_caps(5)) {
-                    let one = forward(&linear, a, &x, x_type, m, Float::F32);
-                    assert_eq!(one, forward(&linear, b, &x, x_type, m, Float::F32), "{name} m={m} {:?}", a.caps());
-                    assert_eq!(one, forward(&linear, a, &x, x_type, m, Float::F32), "{name} m={m}: twice");
-                }
+        for x_type in [Float::F32, Float::BF16] {
+            let x = rounded(&random.activations(m * k), x_type);
+            for (a, b) in with_each_caps(1).iter().zip(&with_each_caps(5)) {
+                let one = forward(&linear, a, &x, x_type, m, Float::F32);
+                assert_eq!(one, forward(&linear, b, &x, x_type, m, Float::F32), "{name} m={m} {:?}", a.caps());
+                assert_eq!(one, forward(&linear, a, &x, x_type, m, Float::F32), "{name} m={m}: twice");
             }
         }
     }

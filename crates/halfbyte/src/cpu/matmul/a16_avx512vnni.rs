@@ -19,6 +19,7 @@
 use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
 use super::{Input, Output, Packed, Scratch, exact, exact_act, needs};
 use crate::cpu::Cpu;
+use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::{Caps, Isa};
 use crate::kernel::{Problem, Reason};
 use crate::layout::cpu_n16::{CpuN16, PANEL, TABLE};
@@ -61,7 +62,11 @@ struct Block {
     less: [i32; 2],
 }
 
-/// A row of x as integers, for the weight that it was made for.
+/// Places of a row that a thread makes integers of at least.
+const LEAST_PLACES: usize = 2048;
+
+/// A part of a row of x as integers, for the weight that it was made for.
+#[derive(Default)]
 struct FixedPoint {
     /// Each within the weight's tiles and groups.
     blocks: Vec<Block>,
@@ -69,11 +74,11 @@ struct FixedPoint {
     bytes: Vec<i32>,
 }
 
-/// Writes the products with some panels, which follow each other, to `c` `[panel][16]`.
+/// Writes the products of a row, in its parts, with some panels, which follow each other, to `c` `[panel][16]`.
 ///
 /// # Safety
 /// The processor has AVX-512 VNNI; x was made for this weight.
-type PanelsFn = unsafe fn(w: &CpuN16, first: usize, x: &FixedPoint, c: &mut [f32]);
+type PanelsFn = unsafe fn(w: &CpuN16, first: usize, x: &[FixedPoint], c: &mut [f32]);
 
 fn panels(w: &CpuN16) -> PanelsFn {
     match w.held().form() {
@@ -99,9 +104,16 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     let x = scratch.x.as_mut_slice::<f32>();
     let x = &mut x[..w.places()];
     exact_act::pack(cpu, input, exact_act::Weights::Quantized(w), rows, 0, x);
-    // SAFETY: `select` found the instruction set.
-    let x = unsafe { x86::fixed_point(w, x) };
-    let panels = panels(w);
+    let (spans, x) = (w.spans(), &*x);
+    let parts = (w.places() / LEAST_PLACES).min(cpu.threads().count()).clamp(1, spans.len().max(1));
+    let mut row: Vec<FixedPoint> = (0..parts).map(|_| FixedPoint::default()).collect();
+    let out = DisjointMut::new(&mut row);
+    cpu.threads().run(parts, &|i| {
+        let spans = &spans[spans.len() * i / parts..spans.len() * (i + 1) / parts];
+        // SAFETY: `select` found the instruction set; each part is one task's.
+        unsafe { out.range(i..i + 1)[0] = x86::fixed_point(w, spans, x) };
+    });
+    let (x, panels) = (row, panels(w));
     let tasks = Tasks::new(rows, w.places() * 4, w.panels(), CALL_PANELS, cpu.threads().count());
     cpu.threads().run(tasks.count, &|i| {
         let steps = Steps { panels: tasks.get(i).1, wide: CALL_PANELS };
@@ -123,7 +135,7 @@ mod x86 {
     use super::{BLOCK, Block, FixedPoint};
     use crate::cpu::matmul::a8_avx512vnni::add_tiles;
     use crate::cpu::x86::avx512::{Made, RUN, as_floats, load_f16, load_f32, load_u16, room, table};
-    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, PerGroup, quads, tile_bytes};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, PerGroup, Span, quads, tile_bytes};
     use half::f16;
     use std::arch::x86_64::*;
     use std::mem::MaybeUninit;
@@ -131,12 +143,14 @@ mod x86 {
     /// Bytes ahead that are prefetched: four products of each code leave the processor's own prefetcher behind.
     const AHEAD: usize = 4096;
 
-    /// x, in the order of places, as integers.
+    /// Those places of x, which is in their order, that belong to some spans as integers.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) fn fixed_point(w: &CpuN16, x: &[f32]) -> FixedPoint {
-        let mut all = FixedPoint { blocks: Vec::with_capacity(w.spans().len()), bytes: Vec::with_capacity(x.len()) };
+    pub(super) fn fixed_point(w: &CpuN16, spans: &[Span], x: &[f32]) -> FixedPoint {
         let per_tile = w.columns_per_tile();
-        for span in w.spans() {
+        let places: usize = spans.iter().map(|span| span.tiles * per_tile).sum();
+        let mut all = FixedPoint { blocks: Vec::with_capacity(places / 32 + spans.len()), bytes: Vec::new() };
+        all.bytes.reserve(places + places / 8);
+        for span in spans {
             for tile in (0..span.tiles).step_by(BLOCK / per_tile) {
                 let tiles = (BLOCK / per_tile).min(span.tiles - tile);
                 let x = &x[(span.tile + tile) * per_tile..][..tiles * per_tile];
@@ -149,16 +163,17 @@ mod x86 {
     /// Adds a block, and those of what is lost.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn add_block(w: &CpuN16, [tile, tiles, group]: [usize; 3], x: &[f32], all: &mut FixedPoint) {
-        let mut values = [0.0f32; BLOCK];
-        values[..x.len()].copy_from_slice(x);
-        let values = values.as_chunks_mut::<16>().0;
+        let mut values = [_mm512_setzero_ps(); BLOCK / 16];
         let vectors = x.len().div_ceil(16);
+        for (v, x) in values.iter_mut().zip(x.chunks(16)) {
+            // SAFETY: as many floats as there are bits in the mask.
+            *v = unsafe { _mm512_maskz_loadu_ps(((1u32 << x.len()) - 1) as u16, x.as_ptr()) };
+        }
         let middle = if let PackedZeros::Symmetric = w.zeros() { w.middle() as i32 } else { 1 };
         let mut total = 0.0;
         if let PackedZeros::Float(_) = w.zeros() {
             let mut sums = _mm512_setzero_pd();
-            for v in &values[..vectors] {
-                let v = load_f32(v);
+            for &v in &values[..vectors] {
                 sums = _mm512_add_pd(sums, _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
                 sums = _mm512_add_pd(sums, _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(v)));
             }
@@ -166,36 +181,36 @@ mod x86 {
         }
         loop {
             let mut greatest = _mm512_setzero_si512();
-            for v in &values[..vectors] {
-                greatest = _mm512_max_epu32(greatest, _mm512_castps_si512(_mm512_abs_ps(load_f32(v))));
+            for &v in &values[..vectors] {
+                greatest = _mm512_max_epu32(greatest, _mm512_castps_si512(_mm512_abs_ps(v)));
             }
             let greatest = _mm512_reduce_max_epu32(greatest);
             let finite = greatest < f32::INFINITY.to_bits();
+            if !finite {
+                values = [_mm512_setzero_ps(); BLOCK / 16];
+            }
             // |x| < 2^e·(1 − 2⁻⁸), so that the uppermost byte has room for what is carried; as multiples of 2⁻¹⁴⁹ all floats are exact.
             let e = (((greatest + 0x1_0000) >> 23) as i32 - 126).max(-118);
             let (up, down) = (_mm512_set1_ps((31 - e) as f32), _mm512_set1_ps((e - 31) as f32));
-            let (mut sums, mut lost) = (_mm512_setzero_si512(), false);
+            let (mut sums, mut lost) = (_mm512_setzero_si512(), 0);
             let from = all.bytes.len();
-            for v in &mut values[..vectors] {
-                let x = if finite { load_f32(v) } else { _mm512_setzero_ps() };
-                let integers = _mm512_cvtps_epi32(_mm512_scalef_ps(x, up));
-                let rest = _mm512_sub_ps(x, _mm512_scalef_ps(_mm512_cvtepi32_ps(integers), down));
-                let least = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(2.0f32.powi(-21)));
+            all.bytes.resize(from + 16 * vectors, 0);
+            for (v, bytes) in values[..vectors].iter_mut().zip(all.bytes[from..].as_chunks_mut::<16>().0) {
+                let integers = _mm512_cvtps_epi32(_mm512_scalef_ps(*v, up));
+                let rest = _mm512_sub_ps(*v, _mm512_scalef_ps(_mm512_cvtepi32_ps(integers), down));
+                let least = _mm512_mul_ps(_mm512_abs_ps(*v), _mm512_set1_ps(2.0f32.powi(-21)));
                 let too_much = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(_mm512_abs_ps(rest), least);
-                lost |= too_much != 0;
-                // SAFETY: 16 floats.
-                unsafe { _mm512_storeu_ps(v.as_mut_ptr(), _mm512_maskz_mov_ps(too_much, rest)) };
+                lost |= too_much;
+                *v = _mm512_maskz_mov_ps(too_much, rest);
                 // Bytes with sign, from the lowest on: −128 is carried as 128 is.
                 let carries = _mm512_set1_epi32(0x0080_8080);
-                let bytes = _mm512_xor_si512(_mm512_add_epi32(integers, carries), carries);
+                let of_columns = _mm512_xor_si512(_mm512_add_epi32(integers, carries), carries);
                 // Those of 4 columns, byte by byte of each.
                 let by_byte = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-                let bytes = _mm512_shuffle_epi8(bytes, _mm512_broadcast_i32x4(by_byte));
-                sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), bytes);
-                let mut words = [0; 16];
+                let of_bytes = _mm512_shuffle_epi8(of_columns, _mm512_broadcast_i32x4(by_byte));
+                sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), of_bytes);
                 // SAFETY: 64 bytes.
-                unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), bytes) };
-                all.bytes.extend(words);
+                unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), of_bytes) };
             }
             all.bytes.truncate(from + x.len());
             let sums = _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti32x8_epi32::<1>(sums));
@@ -208,7 +223,7 @@ mod x86 {
             // Below 2⁻¹²⁶ too.
             let scale = if finite { f64::from_bits(((e - 15 + 1023) as u64) << 52) as f32 } else { f32::NAN };
             all.blocks.push(Block { tile, tiles, group, scale, total, less });
-            if !lost {
+            if lost == 0 {
                 return;
             }
             total = 0.0;
@@ -227,7 +242,7 @@ mod x86 {
 
     /// See [`super::PanelsFn`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
-    pub(super) unsafe fn panels<const FORM: u32>(w: &CpuN16, first: usize, x: &FixedPoint, c: &mut [f32]) {
+    pub(super) unsafe fn panels<const FORM: u32>(w: &CpuN16, first: usize, x: &[FixedPoint], c: &mut [f32]) {
         let [scales, offsets] = room::<1>();
         let mut run = Run { scales, offsets, centred: [MaybeUninit::uninit(); RUN] };
         for (panel, c) in (first..).zip(c.as_chunks_mut().0) {
@@ -251,7 +266,7 @@ mod x86 {
     unsafe fn panel_of<const FORM: u32, const HALVES: bool>(
         (w, panel): (&CpuN16, usize),
         scales: &[f16],
-        x: &FixedPoint,
+        x: &[FixedPoint],
         run: &mut Run,
         c: &mut [f32; PANEL],
     ) {
@@ -264,57 +279,62 @@ mod x86 {
             _ => &[],
         };
         let (table, mut sum) = (table(w), _mm512_setzero_ps());
-        let (mut blocks, mut bytes) = (&x.blocks[..], x.bytes.as_ptr());
-        while let Some(block) = blocks.first() {
-            let (mut first, mut of_run) = (0, blocks);
-            let (mut scales_made, mut centred): (&[[f32; PANEL]], &[Centred]) = (&[], &[]);
-            if !HALVES {
-                // Before the blocks of a run: a call among them would bring the sum to memory and back.
-                first = block.group / RUN * RUN;
-                let len = RUN.min(w.groups() - first);
-                of_run = &blocks[..blocks.iter().take_while(|block| block.group < first + len).count()];
-                scales_made = as_floats(w.scales(), of_panel.start + first, len, &mut run.scales);
-                if let PackedZeros::Float(offsets) = w.zeros() {
-                    let offsets = as_floats(offsets, of_panel.start + first, len, &mut run.offsets);
-                    for (i, out) in run.centred[..len].iter_mut().enumerate() {
-                        let (scale, offset) = (load_f32(&scales_made[i]), load_f32(&offsets[i]));
-                        centre(scale, offset, out.write(([0.0; PANEL], [0; PANEL])));
+        for part in x {
+            let (mut blocks, mut bytes) = (&part.blocks[..], part.bytes.as_ptr());
+            while let Some(block) = blocks.first() {
+                let (mut first, mut of_run) = (0, blocks);
+                let (mut scales_made, mut centred): (&[[f32; PANEL]], &[Centred]) = (&[], &[]);
+                if !HALVES {
+                    // Before the blocks of a run: a call among them would bring the sum to memory and back.
+                    first = block.group / RUN * RUN;
+                    let len = RUN.min(w.groups() - first);
+                    of_run = &blocks[..blocks.iter().take_while(|block| block.group < first + len).count()];
+                    scales_made = as_floats(w.scales(), of_panel.start + first, len, &mut run.scales);
+                    if let PackedZeros::Float(offsets) = w.zeros() {
+                        let offsets = as_floats(offsets, of_panel.start + first, len, &mut run.offsets);
+                        for (i, out) in run.centred[..len].iter_mut().enumerate() {
+                            let (scale, offset) = (load_f32(&scales_made[i]), load_f32(&offsets[i]));
+                            centre(scale, offset, out.write(([0.0; PANEL], [0; PANEL])));
+                        }
+                        // SAFETY: those of `len` groups were written.
+                        centred = unsafe { std::slice::from_raw_parts(run.centred.as_ptr().cast(), len) };
                     }
-                    // SAFETY: those of `len` groups were written.
-                    centred = unsafe { std::slice::from_raw_parts(run.centred.as_ptr().cast(), len) };
                 }
-            }
-            blocks = &blocks[of_run.len()..];
-            for block in of_run {
-                let mut sums = [[[_mm512_setzero_si512()]; 4]];
-                let mut zero = None;
-                if !centred.is_empty() {
-                    zero = Some(load_i32(&centred[block.group - first].1));
-                } else if !zeros.is_empty() {
-                    zero = Some(load_u16(&zeros[block.group]));
-                }
-                for half in 0..2 {
-                    let less = _mm512_set1_epi32(block.less[half]);
-                    sums[0][2 * half][0] = if let Some(zero) = zero { _mm512_mullo_epi32(zero, less) } else { less };
-                }
-                let tile = codes.as_ptr().wrapping_add(block.tile * tile_bytes);
-                // SAFETY: the block lies within the panel, and has as many bytes.
-                unsafe { add_tiles::<FORM, 4, 1, 1>((tile, 0, AHEAD), bytes.cast(), block.tiles, table, &mut sums) };
-                bytes = bytes.wrapping_add(block.tiles * quads * 4);
-                // Sums of two bytes are below 2³⁰: 64 products of at most 255 · 128.
-                let [[[a], [b], [c], [d]]] = sums;
-                let low = _mm512_cvtepi32_ps(_mm512_add_epi32(a, _mm512_slli_epi32::<8>(b)));
-                let high = _mm512_cvtepi32_ps(_mm512_add_epi32(c, _mm512_slli_epi32::<8>(d)));
-                let dot = _mm512_fmadd_ps(low, _mm512_set1_ps(1.0 / 65536.0), high);
-                let dot = _mm512_mul_ps(dot, _mm512_set1_ps(block.scale));
-                let scale = match HALVES {
-                    true => load_f16(&scales[block.group]),
-                    false => load_f32(&scales_made[block.group - first]),
-                };
-                sum = _mm512_fmadd_ps(dot, scale, sum);
-                if !centred.is_empty() {
-                    let offset = load_f32(&centred[block.group - first].0);
-                    sum = _mm512_fmadd_ps(offset, _mm512_set1_ps(block.total), sum);
+                blocks = &blocks[of_run.len()..];
+                for block in of_run {
+                    let mut sums = [[[_mm512_setzero_si512()]; 4]];
+                    let mut zero = None;
+                    if !centred.is_empty() {
+                        zero = Some(load_i32(&centred[block.group - first].1));
+                    } else if !zeros.is_empty() {
+                        zero = Some(load_u16(&zeros[block.group]));
+                    }
+                    for half in 0..2 {
+                        let less = _mm512_set1_epi32(block.less[half]);
+                        sums[0][2 * half][0] =
+                            if let Some(zero) = zero { _mm512_mullo_epi32(zero, less) } else { less };
+                    }
+                    let tile = codes.as_ptr().wrapping_add(block.tile * tile_bytes);
+                    // SAFETY: the block lies within the panel, and has as many bytes.
+                    unsafe {
+                        add_tiles::<FORM, 4, 1, 1>((tile, 0, AHEAD), bytes.cast(), block.tiles, table, &mut sums)
+                    };
+                    bytes = bytes.wrapping_add(block.tiles * quads * 4);
+                    // Sums of two bytes are below 2³⁰: 64 products of at most 255 · 128.
+                    let [[[a], [b], [c], [d]]] = sums;
+                    let low = _mm512_cvtepi32_ps(_mm512_add_epi32(a, _mm512_slli_epi32::<8>(b)));
+                    let high = _mm512_cvtepi32_ps(_mm512_add_epi32(c, _mm512_slli_epi32::<8>(d)));
+                    let dot = _mm512_fmadd_ps(low, _mm512_set1_ps(1.0 / 65536.0), high);
+                    let dot = _mm512_mul_ps(dot, _mm512_set1_ps(block.scale));
+                    let scale = match HALVES {
+                        true => load_f16(&scales[block.group]),
+                        false => load_f32(&scales_made[block.group - first]),
+                    };
+                    sum = _mm512_fmadd_ps(dot, scale, sum);
+                    if !centred.is_empty() {
+                        let offset = load_f32(&centred[block.group - first].0);
+                        sum = _mm512_fmadd_ps(offset, _mm512_set1_ps(block.total), sum);
+                    }
                 }
             }
         }
