@@ -47,7 +47,7 @@ pub(super) fn supports(caps: &Caps, problem: &Problem) -> Result<(), Reason> {
 }
 
 /// A run of places as integers.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Block {
     /// First tile, and number of tiles.
     tile: usize,
@@ -66,8 +66,8 @@ struct Block {
 const LEAST_PLACES: usize = 2048;
 
 /// A part of a row of x as integers, for the weight that it was made for.
-#[derive(Default)]
-struct FixedPoint {
+#[derive(Debug, Default)]
+pub(super) struct FixedPoint {
     /// Each within the weight's tiles and groups.
     blocks: Vec<Block>,
     /// Bytes `[place / 4 of each block][j][4]`.
@@ -106,14 +106,15 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     exact_act::pack(cpu, input, exact_act::Weights::Quantized(w), rows, 0, x);
     let (spans, x) = (w.spans(), &*x);
     let parts = (w.places() / LEAST_PLACES).min(cpu.threads().count()).clamp(1, spans.len().max(1));
-    let mut row: Vec<FixedPoint> = (0..parts).map(|_| FixedPoint::default()).collect();
-    let out = DisjointMut::new(&mut row);
+    scratch.row.resize_with(parts.max(scratch.row.len()), FixedPoint::default);
+    let row = &mut scratch.row[..parts];
+    let out = DisjointMut::new(row);
     cpu.threads().run(parts, &|i| {
         let spans = &spans[spans.len() * i / parts..spans.len() * (i + 1) / parts];
         // SAFETY: `select` found the instruction set; each part is one task's.
-        unsafe { out.range(i..i + 1)[0] = x86::fixed_point(w, spans, x) };
+        unsafe { x86::fixed_point(w, spans, x, &mut out.range(i..i + 1)[0]) };
     });
-    let (x, panels) = (row, panels(w));
+    let (x, panels) = (&*row, panels(w));
     let tasks = Tasks::new(rows, w.places() * 4, w.panels(), CALL_PANELS, cpu.threads().count());
     cpu.threads().run(tasks.count, &|i| {
         let steps = Steps { panels: tasks.get(i).1, wide: CALL_PANELS };
@@ -123,7 +124,7 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
                 let c = &mut c[..width * PANEL];
                 // SAFETY: as above, where x was made; tasks cover disjoint outputs.
                 unsafe {
-                    panels(w, panel, &x, c);
+                    panels(w, panel, x, c);
                     y.store(0, panel * PANEL, c);
                 }
             }
@@ -145,19 +146,17 @@ mod x86 {
 
     /// Those places of x, which is in their order, that belong to some spans as integers.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) fn fixed_point(w: &CpuN16, spans: &[Span], x: &[f32]) -> FixedPoint {
+    pub(super) fn fixed_point(w: &CpuN16, spans: &[Span], x: &[f32], out: &mut FixedPoint) {
         let per_tile = w.columns_per_tile();
-        let places: usize = spans.iter().map(|span| span.tiles * per_tile).sum();
-        let mut all = FixedPoint { blocks: Vec::with_capacity(places / 32 + spans.len()), bytes: Vec::new() };
-        all.bytes.reserve(places + places / 8);
+        out.blocks.clear();
+        out.bytes.clear();
         for span in spans {
             for tile in (0..span.tiles).step_by(BLOCK / per_tile) {
                 let tiles = (BLOCK / per_tile).min(span.tiles - tile);
                 let x = &x[(span.tile + tile) * per_tile..][..tiles * per_tile];
-                add_block(w, [span.tile + tile, tiles, span.group], x, &mut all);
+                add_block(w, [span.tile + tile, tiles, span.group], x, out);
             }
         }
-        all
     }
 
     /// Adds a block, and those of what is lost.

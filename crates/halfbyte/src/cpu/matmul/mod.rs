@@ -124,6 +124,8 @@ pub struct Call<'a> {
 pub struct Scratch {
     pub(super) x: Lines,
     meta: Lines,
+    #[cfg(target_arch = "x86_64")]
+    row: Vec<a16_avx512vnni::FixedPoint>,
 }
 
 /// A way to compute products.
