@@ -91,12 +91,16 @@ impl Caps {
     }
 }
 
-/// Bytes ahead that codes should be prefetched which are read as one stream, and multiplied once: on Intel's processors, where that makes one
-/// row up to twice as fast. A Zen 4 brings a stream faster by itself (`docs/decisions/0032-one-row-on-cpus.md`).
+/// Bytes ahead that a stream of codes is prefetched, where it is.
+#[cfg(target_arch = "x86_64")]
+pub(super) const AHEAD: usize = 4096;
+
+/// Bytes ahead that a stream should be prefetched of which the processor does little with each byte: on Intel's processors, where that makes
+/// one row up to twice as fast; 0 where the processor brings it faster by itself, as a Zen 4 does (`docs/decisions/0032-one-row-on-cpus.md`).
 pub(super) fn stream_ahead() -> usize {
     #[cfg(target_arch = "x86_64")]
     if is_intel() {
-        return 4096;
+        return AHEAD;
     }
     0
 }

@@ -20,7 +20,7 @@ use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
 use super::{Input, Output, Packed, Scratch, exact, exact_act, needs};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
-use crate::cpu::isa::{Caps, Isa};
+use crate::cpu::isa::{AHEAD, Caps, Isa};
 use crate::kernel::{Problem, Reason};
 use crate::layout::cpu_n16::{CpuN16, PANEL, TABLE};
 
@@ -74,11 +74,12 @@ pub(super) struct FixedPoint {
     bytes: Vec<i32>,
 }
 
-/// Writes the products of a row, in its parts, with some panels, which follow each other, to `c` `[panel][16]`.
+/// Writes the products of a row, in its parts, with some panels, which follow each other, to `c` `[panel][16]`, and prefetches codes so many
+/// bytes ahead.
 ///
 /// # Safety
 /// The processor has AVX-512 VNNI; x was made for this weight.
-type PanelsFn = unsafe fn(w: &CpuN16, first: usize, x: &[FixedPoint], c: &mut [f32]);
+type PanelsFn = unsafe fn(w: &CpuN16, first: usize, x: &[FixedPoint], ahead: usize, c: &mut [f32]);
 
 fn panels(w: &CpuN16) -> PanelsFn {
     match w.held().form() {
@@ -115,6 +116,8 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
         unsafe { x86::fixed_point(w, spans, x, &mut out.range(i..i + 1)[0]) };
     });
     let (x, panels) = (&*row, panels(w));
+    // Four products of each code of a few bits leave the processor's own prefetcher behind.
+    let ahead = if w.held().form() == 8 { cpu.stream_ahead } else { AHEAD };
     let tasks = Tasks::new(rows, w.places() * 4, w.panels(), CALL_PANELS, cpu.threads().count());
     cpu.threads().run(tasks.count, &|i| {
         let steps = Steps { panels: tasks.get(i).1, wide: CALL_PANELS };
@@ -124,7 +127,7 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
                 let c = &mut c[..width * PANEL];
                 // SAFETY: as above, where x was made; tasks cover disjoint outputs.
                 unsafe {
-                    panels(w, panel, x, c);
+                    panels(w, panel, x, ahead, c);
                     y.store(0, panel * PANEL, c);
                 }
             }
@@ -140,9 +143,6 @@ mod x86 {
     use half::f16;
     use std::arch::x86_64::*;
     use std::mem::MaybeUninit;
-
-    /// Bytes ahead that are prefetched: four products of each code leave the processor's own prefetcher behind.
-    const AHEAD: usize = 4096;
 
     /// Those places of x, which is in their order, that belong to some spans as integers.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -241,7 +241,13 @@ mod x86 {
 
     /// See [`super::PanelsFn`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
-    pub(super) unsafe fn panels<const FORM: u32>(w: &CpuN16, first: usize, x: &[FixedPoint], c: &mut [f32]) {
+    pub(super) unsafe fn panels<const FORM: u32>(
+        w: &CpuN16,
+        first: usize,
+        x: &[FixedPoint],
+        ahead: usize,
+        c: &mut [f32],
+    ) {
         let [scales, offsets] = room::<1>();
         let mut run = Run { scales, offsets, centred: [MaybeUninit::uninit(); RUN] };
         for (panel, c) in (first..).zip(c.as_chunks_mut().0) {
@@ -249,9 +255,9 @@ mod x86 {
             unsafe {
                 match (w.scales(), w.zeros()) {
                     (PerGroup::F16(scales), PackedZeros::Symmetric | PackedZeros::Integer(_)) => {
-                        panel_of::<FORM, true>((w, panel), scales, x, &mut run, c);
+                        panel_of::<FORM, true>((w, panel), scales, (x, ahead), &mut run, c);
                     }
-                    _ => panel_of::<FORM, false>((w, panel), &[], x, &mut run, c),
+                    _ => panel_of::<FORM, false>((w, panel), &[], (x, ahead), &mut run, c),
                 }
             }
         }
@@ -265,7 +271,7 @@ mod x86 {
     unsafe fn panel_of<const FORM: u32, const HALVES: bool>(
         (w, panel): (&CpuN16, usize),
         scales: &[f16],
-        x: &[FixedPoint],
+        (x, ahead): (&[FixedPoint], usize),
         run: &mut Run,
         c: &mut [f32; PANEL],
     ) {
@@ -316,7 +322,7 @@ mod x86 {
                     let tile = codes.as_ptr().wrapping_add(block.tile * tile_bytes);
                     // SAFETY: the block lies within the panel, and has as many bytes.
                     unsafe {
-                        add_tiles::<FORM, 4, 1, 1>((tile, 0, AHEAD), bytes.cast(), block.tiles, table, &mut sums)
+                        add_tiles::<FORM, 4, 1, 1>((tile, 0, ahead), bytes.cast(), block.tiles, table, &mut sums)
                     };
                     bytes = bytes.wrapping_add(block.tiles * quads * 4);
                     // Sums of two bytes are below 2³⁰: 64 products of at most 255 · 128.
