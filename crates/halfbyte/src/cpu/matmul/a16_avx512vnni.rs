@@ -1,88 +1,27 @@
 //! One row of exact activations by int8 dot products with AVX-512 VNNI.
 //!
-//! A block of x, up to 64 columns of a group, becomes integers of 32 bits: numbers of fixed point, of which the greatest takes all bits.
-//! Their bytes are four rows of int8, which share the unpacked codes; sums are exact in int32.
+//! As [`exact_row`](super::exact_row) says; an integer of x is four bytes with sign, and two sums of bytes are joined as integers.
 //!
 //! ```text
-//! for each block:  X = x·2^(31 − e), rounded;  X = Σ D[j]·256^j, D from −128 to 127                      (once)
-//!     what is lost of elements so small that it is more than 2⁻²¹ of them is a block of its own          (and so on)
-//! for each panel, for each block:
-//!     acc[0], acc[2] = −zero·Σ(D[0] + 256·D[1]), −zero·Σ(D[2] + 256·D[3])
-//!     for each 4 columns, for each j:  acc[j] += dot4(codes, D[j])                                       vpdpbusd
-//!     y += scale·2^(e − 15)·((acc[0] + 256·acc[1])/65536 + acc[2] + 256·acc[3]) [+ offset·Σx]
+//! X = Σ D[j]·256^j, D from −128 to 127
+//! acc[0], acc[2] = −zero·Σ(D[0] + 256·D[1]), −zero·Σ(D[2] + 256·D[3])
+//! for each 4 columns, for each j:  acc[j] += dot4(codes, D[j])                                               vpdpbusd
+//! low, high = acc[0] + 256·acc[1], acc[2] + 256·acc[3]
 //! ```
-//!
-//! So no element of x is further from what is multiplied than 2⁻²¹ of it, however much greater its neighbours are; halves are multiplied
-//! exactly but where a block holds some that are 2²⁰ times as great as others. Float offsets are centred: whole multiples of the scale
-//! go to the codes as zero points, so that sums of codes and offsets do not cancel each other where weights are small.
 
-use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
-use super::{Input, Output, Packed, Scratch, exact, exact_act, needs};
-use crate::cpu::Cpu;
-use crate::cpu::disjoint::DisjointMut;
-use crate::cpu::isa::{AHEAD, Caps, Isa};
-use crate::kernel::{Problem, Reason};
-use crate::layout::cpu_n16::{CpuN16, PANEL, TABLE};
+use super::exact_row::{Functions, PanelsFn};
+use crate::cpu::isa::AHEAD;
+use crate::layout::cpu_n16::TABLE;
 
-/// From so many rows on weights that became floats serve several.
-pub(super) const MORE_ROWS: usize = 2;
+pub(super) const FUNCTIONS: Functions = Functions {
+    add_block: x86::add_block,
+    panels,
+    // Four products of each code of a few bits leave the processor's own prefetcher behind.
+    ahead: |cpu, form| if form == 8 { cpu.stream_ahead } else { AHEAD },
+};
 
-/// Places of a block at most.
-const BLOCK: usize = 64;
-
-/// Panels that a call takes at most: one a call costs small weights a tenth.
-const CALL_PANELS: usize = 4;
-
-/// Whether this kernel serves a problem; else why not.
-pub(super) fn supports(caps: &Caps, problem: &Problem) -> Result<(), Reason> {
-    exact(problem)?;
-    needs(caps, Isa::Avx512)?;
-    if problem.format.is_none() {
-        return Err(Reason("multiplies codes, the weights are dense".into()));
-    }
-    match problem.m {
-        0 | 1 => Ok(()),
-        m => Err(Reason(format!("multiplies one row, x has {m}"))),
-    }
-}
-
-/// A run of places as integers.
-#[derive(Clone, Copy, Debug)]
-struct Block {
-    /// First tile, and number of tiles.
-    tile: usize,
-    tiles: usize,
-    /// The group whose scale and zero hold.
-    group: usize,
-    /// What the upper two bytes are multiples of; NaN where x is not finite.
-    scale: f32,
-    /// Sum of x, for offsets, once for all blocks of these places.
-    total: f32,
-    /// `−Σ(D[j] + 256·D[j + 1])` of the lower and the upper two bytes, of symmetric weights times the middle code.
-    less: [i32; 2],
-}
-
-/// Places of a row that a thread makes integers of at least.
-const LEAST_PLACES: usize = 2048;
-
-/// A part of a row of x as integers, for the weight that it was made for.
-#[derive(Debug, Default)]
-pub(super) struct FixedPoint {
-    /// Each within the weight's tiles and groups.
-    blocks: Vec<Block>,
-    /// Bytes `[place / 4 of each block][j][4]`.
-    bytes: Vec<i32>,
-}
-
-/// Writes the products of a row, in its parts, with some panels, which follow each other, to `c` `[panel][16]`, and prefetches codes so many
-/// bytes ahead.
-///
-/// # Safety
-/// The processor has AVX-512 VNNI; x was made for this weight.
-type PanelsFn = unsafe fn(w: &CpuN16, first: usize, x: &[FixedPoint], ahead: usize, c: &mut [f32]);
-
-fn panels(w: &CpuN16) -> PanelsFn {
-    match w.held().form() {
+fn panels(form: u32) -> PanelsFn {
+    match form {
         2 => x86::panels::<2>,
         3 => x86::panels::<3>,
         4 => x86::panels::<4>,
@@ -95,80 +34,24 @@ fn panels(w: &CpuN16) -> PanelsFn {
     }
 }
 
-pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Output<'_>) {
-    let Packed::Quantized(w, _) = input.w else { unreachable!("selected for quantised weights only") };
-    if input.m == 0 {
-        return;
-    }
-    let rows = RowPanels::new(1, &[1]);
-    scratch.x.ensure(w.places() * 4);
-    let x = scratch.x.as_mut_slice::<f32>();
-    let x = &mut x[..w.places()];
-    exact_act::pack(cpu, input, exact_act::Weights::Quantized(w), rows, 0, x);
-    let (spans, x) = (w.spans(), &*x);
-    let parts = (w.places() / LEAST_PLACES).min(cpu.threads().count()).clamp(1, spans.len().max(1));
-    scratch.row.resize_with(parts.max(scratch.row.len()), FixedPoint::default);
-    let row = &mut scratch.row[..parts];
-    let out = DisjointMut::new(row);
-    cpu.threads().run(parts, &|i| {
-        let spans = &spans[spans.len() * i / parts..spans.len() * (i + 1) / parts];
-        // SAFETY: `select` found the instruction set; each part is one task's.
-        unsafe { x86::fixed_point(w, spans, x, &mut out.range(i..i + 1)[0]) };
-    });
-    let (x, panels) = (&*row, panels(w));
-    // Four products of each code of a few bits leave the processor's own prefetcher behind.
-    let ahead = if w.held().form() == 8 { cpu.stream_ahead } else { AHEAD };
-    let tasks = Tasks::new(rows, w.places() * 4, w.panels(), CALL_PANELS, cpu.threads().count());
-    cpu.threads().run(tasks.count, &|i| {
-        let steps = Steps { panels: tasks.get(i).1, wide: CALL_PANELS };
-        with_buffers([CALL_PANELS * PANEL, 0], |c, _| {
-            for step in 0..steps.count() {
-                let (panel, width) = steps.get(step);
-                let c = &mut c[..width * PANEL];
-                // SAFETY: as above, where x was made; tasks cover disjoint outputs.
-                unsafe {
-                    panels(w, panel, x, ahead, c);
-                    y.store(0, panel * PANEL, c);
-                }
-            }
-        });
-    });
-}
-
 mod x86 {
-    use super::{BLOCK, Block, FixedPoint};
     use crate::cpu::matmul::a8_avx512vnni::add_tiles;
+    use crate::cpu::matmul::exact_row::{BLOCK, Exponent, FixedPoint, Places};
     use crate::cpu::x86::avx512::{Made, RUN, as_floats, load_f16, load_f32, load_u16, room, table};
-    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, PerGroup, Span, quads, tile_bytes};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, PerGroup, quads, tile_bytes};
     use half::f16;
     use std::arch::x86_64::*;
     use std::mem::MaybeUninit;
 
-    /// Those places of x, which is in their order, that belong to some spans as integers.
+    /// See [`Functions::add_block`](super::Functions): bytes of four columns lie `[j][4]`.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) fn fixed_point(w: &CpuN16, spans: &[Span], x: &[f32], out: &mut FixedPoint) {
-        let per_tile = w.columns_per_tile();
-        out.blocks.clear();
-        out.bytes.clear();
-        for span in spans {
-            for tile in (0..span.tiles).step_by(BLOCK / per_tile) {
-                let tiles = (BLOCK / per_tile).min(span.tiles - tile);
-                let x = &x[(span.tile + tile) * per_tile..][..tiles * per_tile];
-                add_block(w, [span.tile + tile, tiles, span.group], x, out);
-            }
-        }
-    }
-
-    /// Adds a block, and those of what is lost.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn add_block(w: &CpuN16, [tile, tiles, group]: [usize; 3], x: &[f32], all: &mut FixedPoint) {
+    pub(super) fn add_block(w: &CpuN16, places: Places, x: &[f32], all: &mut FixedPoint) {
         let mut values = [_mm512_setzero_ps(); BLOCK / 16];
         let vectors = x.len().div_ceil(16);
         for (v, x) in values.iter_mut().zip(x.chunks(16)) {
             // SAFETY: as many floats as there are bits in the mask.
             *v = unsafe { _mm512_maskz_loadu_ps(((1u32 << x.len()) - 1) as u16, x.as_ptr()) };
         }
-        let middle = if let PackedZeros::Symmetric = w.zeros() { w.middle() as i32 } else { 1 };
         let mut total = 0.0;
         if let PackedZeros::Float(_) = w.zeros() {
             let mut sums = _mm512_setzero_pd();
@@ -183,18 +66,16 @@ mod x86 {
             for &v in &values[..vectors] {
                 greatest = _mm512_max_epu32(greatest, _mm512_castps_si512(_mm512_abs_ps(v)));
             }
-            let greatest = _mm512_reduce_max_epu32(greatest);
-            let finite = greatest < f32::INFINITY.to_bits();
-            if !finite {
+            let exponent = Exponent::of(_mm512_reduce_max_epu32(greatest));
+            if !exponent.finite {
                 values = [_mm512_setzero_ps(); BLOCK / 16];
             }
-            // |x| < 2^e·(1 − 2⁻⁸), so that the uppermost byte has room for what is carried; as multiples of 2⁻¹⁴⁹ all floats are exact.
-            let e = (((greatest + 0x1_0000) >> 23) as i32 - 126).max(-118);
+            let e = exponent.e;
             let (up, down) = (_mm512_set1_ps((31 - e) as f32), _mm512_set1_ps((e - 31) as f32));
             let (mut sums, mut lost) = (_mm512_setzero_si512(), 0);
-            let from = all.bytes.len();
-            all.bytes.resize(from + 16 * vectors, 0);
-            for (v, bytes) in values[..vectors].iter_mut().zip(all.bytes[from..].as_chunks_mut::<16>().0) {
+            let from = all.digits.len();
+            all.digits.resize(from + 16 * vectors, 0);
+            for (v, bytes) in values[..vectors].iter_mut().zip(all.digits[from..].as_chunks_mut::<16>().0) {
                 let integers = _mm512_cvtps_epi32(_mm512_scalef_ps(*v, up));
                 let rest = _mm512_sub_ps(*v, _mm512_scalef_ps(_mm512_cvtepi32_ps(integers), down));
                 let least = _mm512_mul_ps(_mm512_abs_ps(*v), _mm512_set1_ps(2.0f32.powi(-21)));
@@ -211,17 +92,14 @@ mod x86 {
                 // SAFETY: 64 bytes.
                 unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), of_bytes) };
             }
-            all.bytes.truncate(from + x.len());
+            all.digits.truncate(from + x.len());
             let sums = _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti32x8_epi32::<1>(sums));
             let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
             let mut of_bytes = [0i32; 4];
             // SAFETY: 16 bytes.
             unsafe { _mm_storeu_si128(of_bytes.as_mut_ptr().cast(), sums) };
             let [a, b, c, d] = of_bytes;
-            let less = [a + 256 * b, c + 256 * d].map(|sum| -middle * sum);
-            // Below 2⁻¹²⁶ too.
-            let scale = if finite { f64::from_bits(((e - 15 + 1023) as u64) << 52) as f32 } else { f32::NAN };
-            all.blocks.push(Block { tile, tiles, group, scale, total, less });
+            all.blocks.push(exponent.block(w, places, total, [a + 256 * b, c + 256 * d]));
             if lost == 0 {
                 return;
             }
@@ -239,7 +117,7 @@ mod x86 {
         centred: [MaybeUninit<Centred>; RUN],
     }
 
-    /// See [`super::PanelsFn`].
+    /// See [`PanelsFn`](super::PanelsFn).
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
     pub(super) unsafe fn panels<const FORM: u32>(
         w: &CpuN16,
@@ -285,7 +163,7 @@ mod x86 {
         };
         let (table, mut sum) = (table(w), _mm512_setzero_ps());
         for part in x {
-            let (mut blocks, mut bytes) = (&part.blocks[..], part.bytes.as_ptr());
+            let (mut blocks, mut bytes) = (&part.blocks[..], part.digits.as_ptr());
             while let Some(block) = blocks.first() {
                 let (mut first, mut of_run) = (0, blocks);
                 let (mut scales_made, mut centred): (&[[f32; PANEL]], &[Centred]) = (&[], &[]);

@@ -18,15 +18,19 @@ use crate::layout::cpu_n16::{NARROW_TABLE, WIDE_TABLE};
 pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4], panels, tile, as_bytes: |_| None };
 
 fn panels(height: usize) -> usize {
-    if height <= 2 { 2 } else { 1 }
+    match height {
+        1 => 4,
+        2 => 2,
+        _ => 1,
+    }
 }
 
 fn tile(form: u32, height: usize, panels: usize) -> TileFn {
     fn of_form<const FORM: u32>(height: usize, panels: usize) -> TileFn {
         match (height, panels) {
-            (1, 2) => x86::tile::<FORM, 1, 2>,
+            (1, 4) => x86::row::<FORM, 4>,
             (2, 2) => x86::tile::<FORM, 2, 2>,
-            (1, 1) => x86::tile::<FORM, 1, 1>,
+            (1, 1) => x86::row::<FORM, 1>,
             (2, 1) => x86::tile::<FORM, 2, 1>,
             (4, 1) => x86::tile::<FORM, 4, 1>,
             _ => unreachable!("no tile of {height} rows × {panels} panels"),
@@ -47,12 +51,21 @@ fn tile(form: u32, height: usize, panels: usize) -> TileFn {
 
 mod x86 {
     use super::super::quantized_act::Tile;
+    use crate::cpu::isa::AHEAD;
     use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, quad, room, store_f32, table};
     use crate::layout::cpu_n16::{NARROW_TABLE, PANEL, PackedZeros, WIDE_TABLE, quads, tile_bytes, value_bits};
     use std::arch::x86_64::*;
 
     /// Sums of `R` rows by `P` panels, each in two registers of 8 outputs.
     type Sums<const R: usize, const P: usize> = [[[__m256i; 2]; P]; R];
+
+    /// As [`tile`], of one row, panel by panel: what it reads is one stream, which memory brings fastest.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn row<const FORM: u32, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
+        for (panel, c) in (t.panel..t.panel + P).zip(c.as_chunks_mut::<PANEL>().0) {
+            tile::<FORM, 1, 1>(&Tile { panel, spans: t.spans.clone(), ..*t }, c);
+        }
+    }
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) fn tile<const FORM: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
@@ -62,6 +75,12 @@ mod x86 {
         let spans = &w.spans()[t.spans.clone()];
         let codes = &w.codes()[t.panel * panel_bytes..(t.panel + P) * panel_bytes];
         let (middle, table) = (w.middle() as i32, table(w));
+        // Far enough to hide memory behind other tiles.
+        let ahead = match R {
+            1 => AHEAD,
+            2 => 1024,
+            _ => 0,
+        };
 
         let mut room = room();
         let mut numbers = Numbers::<P>::new(w, t.panel, &mut room);
@@ -96,11 +115,11 @@ mod x86 {
 
             let x = &t.x[span.tile * quads * R * 4..(span.tile + span.tiles) * quads * R * 4];
             let codes = &codes[span.tile * tile_bytes..];
-            match FORM {
-                8 => dot_bytes::<R, P>(codes, panel_bytes, x, &mut acc),
-                WIDE_TABLE => dot_signed::<R, P>((codes, panel_bytes, table), x, &mut acc),
-                5 | 6 => dot_planes::<FORM, R, P>((codes, panel_bytes), x, &mut acc),
-                _ => dot::<FORM, R, P>((codes, panel_bytes, table), x, &mut acc),
+            let codes = (codes, panel_bytes, ahead);
+            // Between the short spans of one row a call costs as much as what it multiplies.
+            match R * P {
+                1 => dot::<FORM, R, P>(codes, table, x, &mut acc),
+                _ => dot_apart::<FORM, R, P>(codes, table, x, &mut acc),
             }
 
             numbers.to(span.group);
@@ -131,14 +150,42 @@ mod x86 {
         }
     }
 
-    /// Adds the dot products of a span's codes of 2 to 4 bits, or of a table's values of 5, panels `panel_bytes` apart, and x
-    /// `[place / 4][R][4]` to `acc`.
-    ///
-    /// A function of its own, not inlined, so that the sums stay in registers all through the inner loop.
+    /// [`dot`] as a function of its own, so that the sums stay in registers all through the inner loop.
     #[inline(never)]
     #[target_feature(enable = "avx2")]
+    fn dot_apart<const FORM: u32, const R: usize, const P: usize>(
+        codes: (&[u8], usize, usize),
+        table: __m256i,
+        x: &[i8],
+        acc: &mut Sums<R, P>,
+    ) {
+        dot::<FORM, R, P>(codes, table, x, acc);
+    }
+
+    /// Adds the dot products of a span's codes, of panels that lie so many bytes apart and are prefetched so many ahead (0: not; a prefetch
+    /// never faults), or of what a table has for them, with x `[place / 4][R][4]` to `acc`.
+    #[inline]
+    #[target_feature(enable = "avx2")]
     fn dot<const FORM: u32, const R: usize, const P: usize>(
-        (codes, panel_bytes, table): (&[u8], usize, __m256i),
+        codes: (&[u8], usize, usize),
+        table: __m256i,
+        x: &[i8],
+        acc: &mut Sums<R, P>,
+    ) {
+        match FORM {
+            8 => dot_bytes::<R, P>(codes, x, acc),
+            WIDE_TABLE => dot_signed::<R, P>(codes, table, x, acc),
+            5 | 6 => dot_planes::<FORM, R, P>(codes, x, acc),
+            _ => dot_nibbles::<FORM, R, P>(codes, table, x, acc),
+        }
+    }
+
+    /// Codes of 2 to 4 bits, and a table's values of 5.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn dot_nibbles<const FORM: u32, const R: usize, const P: usize>(
+        (codes, panel_bytes, ahead): (&[u8], usize, usize),
+        table: __m256i,
         x: &[i8],
         acc: &mut Sums<R, P>,
     ) {
@@ -183,11 +230,10 @@ mod x86 {
                         }
                     }
                 }
-                if R <= 2 {
+                if ahead > 0 {
                     for at in (0..tile_bytes).step_by(64) {
                         for p in 0..P {
-                            // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
-                            _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + at + 1024).cast());
+                            _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + at + ahead).cast());
                         }
                     }
                 }
@@ -205,11 +251,11 @@ mod x86 {
         }
     }
 
-    /// As [`dot`], for codes in two planes.
-    #[inline(never)]
+    /// Codes in two planes.
+    #[inline]
     #[target_feature(enable = "avx2")]
     fn dot_planes<const FORM: u32, const R: usize, const P: usize>(
-        (codes, panel_bytes): (&[u8], usize),
+        (codes, panel_bytes, ahead): (&[u8], usize, usize),
         x: &[i8],
         acc: &mut Sums<R, P>,
     ) {
@@ -283,11 +329,10 @@ mod x86 {
                     }
                 }
             }
-            if R <= 2 {
+            if ahead > 0 {
                 for at in (0..tile_bytes).step_by(64) {
                     for p in 0..P {
-                        // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
-                        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + at + 1024).cast());
+                        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + at + ahead).cast());
                     }
                 }
             }
@@ -297,12 +342,13 @@ mod x86 {
         *acc = wide;
     }
 
-    /// As [`dot`], for a table's values of 8 bits, less 128: products of |x| with such as have taken its sign fit int16 in pairs,
+    /// A table's values of 8 bits, less 128: products of |x| with such as have taken its sign fit int16 in pairs,
     /// as -128 is none of them.
-    #[inline(never)]
+    #[inline]
     #[target_feature(enable = "avx2")]
     fn dot_signed<const R: usize, const P: usize>(
-        (codes, panel_bytes, table): (&[u8], usize, __m256i),
+        (codes, panel_bytes, ahead): (&[u8], usize, usize),
+        table: __m256i,
         x: &[i8],
         acc: &mut Sums<R, P>,
     ) {
@@ -333,10 +379,9 @@ mod x86 {
                     }
                 }
             }
-            if R <= 2 {
+            if ahead > 0 {
                 for p in 0..P {
-                    // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
-                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + ahead).cast());
                 }
             }
             x = x.wrapping_add(QUADS * R * 4);
@@ -345,10 +390,14 @@ mod x86 {
         *acc = sums;
     }
 
-    /// As [`dot`], for codes of 8 bits.
-    #[inline(never)]
+    /// Codes of 8 bits.
+    #[inline]
     #[target_feature(enable = "avx2")]
-    fn dot_bytes<const R: usize, const P: usize>(codes: &[u8], panel_bytes: usize, x: &[i8], acc: &mut Sums<R, P>) {
+    fn dot_bytes<const R: usize, const P: usize>(
+        (codes, panel_bytes, ahead): (&[u8], usize, usize),
+        x: &[i8],
+        acc: &mut Sums<R, P>,
+    ) {
         let tiles = x.len() / (R * 4);
         assert!(tiles * 64 + (P - 1) * panel_bytes <= codes.len());
         let low = _mm256_set1_epi16(0xff);
@@ -364,9 +413,8 @@ mod x86 {
                     even[p][h] = _mm256_and_si256(raw, low);
                     odd[p][h] = _mm256_srli_epi16::<8>(raw);
                 }
-                if R <= 2 {
-                    // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
-                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
+                if ahead > 0 {
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + ahead).cast());
                 }
             }
             for r in 0..R {

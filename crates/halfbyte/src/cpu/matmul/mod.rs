@@ -8,13 +8,15 @@
 //! | `amx` | `a8_amx`, `a16_amx` | quantised on the fly, or as they are in one to three bf16; tiles of 16 × 16 |
 //! | `quantized_act` | `a8_avx512vnni`, `a8_avx2`, `any_scalar` | quantised on the fly, int8 dot products |
 //! | `exact_act` | `a16_avx512`, `a16_avx2`, `any_scalar` | as they are, f32 accumulation |
-//! | `a16_avx512vnni` | its own | one row, as it is: integers of 32 bits, whose bytes int8 dot products take |
+//! | `exact_row` | `a16_avx512vnni`, `a16_avx2madd` | one row, as it is: integers of 32 bits, whose bytes or words are multiplied |
 //! | `a16_avx512bf16` | its own | bf16 as they are, bf16 dot products |
 
 #[cfg(target_arch = "x86_64")]
 mod a16_amx;
 #[cfg(target_arch = "x86_64")]
 mod a16_avx2;
+#[cfg(target_arch = "x86_64")]
+mod a16_avx2madd;
 #[cfg(target_arch = "x86_64")]
 mod a16_avx512;
 #[cfg(target_arch = "x86_64")]
@@ -34,6 +36,8 @@ mod blocking;
 mod encode;
 mod epilogue;
 mod exact_act;
+#[cfg(target_arch = "x86_64")]
+mod exact_row;
 mod quantized_act;
 mod rows;
 
@@ -125,7 +129,7 @@ pub struct Scratch {
     pub(super) x: Lines,
     meta: Lines,
     #[cfg(target_arch = "x86_64")]
-    row: Vec<a16_avx512vnni::FixedPoint>,
+    row: Vec<exact_row::FixedPoint>,
 }
 
 /// A way to compute products.
@@ -216,8 +220,8 @@ pub const KERNELS: &[Kernel] = &[
         name: "a16_avx512vnni",
         layout: "cpu_n16",
         what: "one row: x to 32 bits of fixed point, vpdpbusd of its bytes, exact sums a group",
-        supports: a16_avx512vnni::supports,
-        run: a16_avx512vnni::run,
+        supports: |caps, p| exact_row::supports(caps, p, Isa::Avx512),
+        run: |cpu, scratch, input, y| exact_row::run(cpu, scratch, input, y, &a16_avx512vnni::FUNCTIONS),
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
@@ -226,6 +230,14 @@ pub const KERNELS: &[Kernel] = &[
         what: "weights to f32 in registers or a panel in cache, f32 multiply-add",
         supports: |caps, p| exact(p).and_then(|()| needs(caps, Isa::Avx512)),
         run: |cpu, scratch, input, y| exact_act::run(cpu, scratch, input, y, &a16_avx512::TILES),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Kernel {
+        name: "a16_avx2madd",
+        layout: "cpu_n16",
+        what: "one row: x to 32 bits of fixed point, vpmaddwd of its halves, exact sums a group",
+        supports: |caps, p| exact_row::supports(caps, p, Isa::Avx2),
+        run: |cpu, scratch, input, y| exact_row::run(cpu, scratch, input, y, &a16_avx2madd::FUNCTIONS),
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
@@ -289,7 +301,7 @@ fn at_least(rows: usize, p: &Problem) -> std::result::Result<(), Reason> {
 fn least_rows(problem: &Problem) -> [usize; 4] {
     #[cfg(target_arch = "x86_64")]
     return [
-        a16_avx512vnni::MORE_ROWS,
+        exact_row::MORE_ROWS,
         a16_avx512bf16::LEAST_ROWS,
         a16_amx::least_rows(problem),
         a8_amx::least_rows(problem),
