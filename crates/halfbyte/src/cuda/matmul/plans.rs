@@ -161,6 +161,17 @@ impl Display for Plans {
     }
 }
 
+/// The rows that plans do not tell apart from so many, both ends: the choice is the same for them. Both are the last where that is all that tiles
+/// depend on.
+pub(super) fn alike(m: usize, n: usize, caps: &Caps) -> [usize; 2] {
+    match m {
+        ..=EACH => [m.max(1).next_multiple_of(FEW); 2],
+        _ if m <= settled(caps, n) => [m.next_multiple_of(STEP); 2],
+        _ if m < far(caps, n) => [stepped_from(m), stepped(m).min(far(caps, n))],
+        _ => [far(caps, n); 2],
+    }
+}
+
 /// The first kernel of a layout that serves a problem, with its configuration. Error: none does.
 pub(super) fn choose(
     caps: &Caps,

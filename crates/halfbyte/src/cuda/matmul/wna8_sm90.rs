@@ -5,6 +5,7 @@
 //! among all blocks (stream-K) or shared by a cluster (split-K).
 
 pub mod config;
+mod cost;
 
 pub(in crate::cuda) use super::wna8::MOST_K;
 pub use super::wna8::form;
@@ -69,8 +70,8 @@ fn instances(_: Arch) -> Vec<Instance> {
             ),
         ];
         forms.into_iter().map(move |(atom, terms, out)| {
-            config::config(atom, terms, [m, 21504, 14336], out, 132)
-                .instance(&Form::codes(atom, terms, out), Activation::None)
+            let form = Form::codes(atom, terms, out);
+            config::config(&form, [m, 21504, 14336], &Caps::H200).instance(&form, Activation::None)
         })
     });
     let sums = Terms { sums: true, ..plain };
@@ -102,19 +103,20 @@ impl Gemm for Wna8Sm90 {
     }
 
     fn config(form: &Form, shape: [usize; 3], caps: &Caps, _: bool) -> Config {
-        config::config(form.atom, form.terms, shape, form.out, caps.multiprocessors.max(1) as usize)
+        config::config(form, shape, caps)
     }
 
     fn schedule(_: &Form, (config, _): Choice<Config>, shape: [usize; 3], caps: &Caps) -> Schedule {
         config.schedule(shape, caps.multiprocessors.max(1) as usize)
     }
 
-    fn candidates(form: &Form, _: usize, _: &Caps) -> Vec<Config> {
-        config::all(form.atom, form.terms, form.out)
+    fn candidates(form: &Form, m: usize, _: &Caps) -> Vec<Config> {
+        config::candidates(form.atom, form.terms, m, form.out)
     }
 
     fn allows(form: &Form, config: Config, _: &Caps) -> bool {
-        config::every(form.atom, form.terms, form.out).contains(&config)
+        // Kernels do not know whether tiles are whole.
+        config::every(form.atom, form.terms, form.out).contains(&Config { whole: false, ..config })
     }
 
     fn every_config(form: &Form, _: Arch) -> Vec<Config> {

@@ -67,7 +67,7 @@ pub fn configs(atom: Atom, terms: Terms, n: usize, out: Float) -> Vec<Config> {
 }
 
 fn alone(tokens: usize) -> Config {
-    Config { tokens, warpgroups: 2, strips: 1, stages: 0, split: 1, blocks: 1, trigger: 1, prefetch: 0 }
+    Config { tokens, warpgroups: 2, strips: 1, stages: 0, split: 1, whole: false, blocks: 1, trigger: 1, prefetch: 0 }
 }
 
 /// The time of a tiling by the model above.

@@ -4,7 +4,7 @@ use super::candidates::compiles;
 use super::config::{Config, EARLY, LEAST_APART, PAIRED, TWO_BY_TWO, TWO_SETS, most_tokens_of_groups};
 use super::cost::Timed;
 use crate::cuda::Caps;
-use crate::cuda::matmul::plans::{EACH, FEW, STEP as ROWS, far, settled, stepped, stepped_from};
+use crate::cuda::matmul::plans::{EACH, STEP as ROWS, alike};
 use crate::cuda::tiled::Form;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
@@ -115,17 +115,6 @@ pub(super) fn of_any_tokens(tokens: usize, atom: Atom, rounding: bool) -> Vec<Co
     }
 }
 
-/// The rows that plans do not tell apart from so many, both ends: the choice is the same for them. Both are the last where that is all that tiles
-/// depend on.
-fn rows(m: usize, n: usize, caps: &Caps) -> [usize; 2] {
-    match m {
-        ..=EACH => [m.max(1).next_multiple_of(FEW); 2],
-        _ if m <= settled(caps, n) => [m.next_multiple_of(ROWS); 2],
-        _ if m < far(caps, n) => [stepped_from(m), stepped(m).min(far(caps, n))],
-        _ => [far(caps, n); 2],
-    }
-}
-
 /// The configurations for a form, and what their units take, found once.
 fn known(form: &Form) -> Arc<[Timed]> {
     type Known = HashMap<(Atom, [Float; 2]), Arc<[Timed]>>;
@@ -162,7 +151,7 @@ pub fn expected(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Vec<(Config,
     if streaming(atom, [m, n, k], caps).is_some() {
         return Vec::new();
     }
-    let (steps, [first, seen]) = (k.div_ceil(STEP).max(1), rows(m, n, caps));
+    let (steps, [first, seen]) = (k.div_ceil(STEP).max(1), alike(m, n, caps));
     let rounds = rounds(form, m, caps);
     // Scales in f32 and offsets have fewer forms for few rows. Of many rows plans tell multiples of 32 apart.
     let is_wide = atom.is_wide();

@@ -1,5 +1,8 @@
 //! Which form the kernel takes for a shape: pure functions of the numbers.
 
+use super::cost;
+use crate::cuda::Caps;
+use crate::cuda::matmul::plans::alike;
 use crate::cuda::matmul::wna16;
 use crate::cuda::matmul::wna16_sm90::config as exact;
 use crate::cuda::sources::Instance;
@@ -31,6 +34,8 @@ pub struct Config {
     pub stages: usize,
     /// Blocks that share the columns of one tile.
     pub split: usize,
+    /// Whether tiles stay whole, where blocks would share those of the last round: a matter of the schedule alone.
+    pub whole: bool,
     /// Blocks that a multiprocessor has room for.
     pub blocks: usize,
     /// Units left to copy when the next kernel may start; 0: at once.
@@ -38,6 +43,9 @@ pub struct Config {
     /// Units that are fetched into L2 behind those in flight, while x is quantised.
     pub prefetch: usize,
 }
+
+/// Rows up to which a rule decides: forms that are fast behind themselves may be slow between a model's kernels.
+const FEW_ROWS: usize = 32;
 
 /// Warpgroups of products.
 const WARPGROUPS: usize = 2;
@@ -62,6 +70,9 @@ impl std::fmt::Display for Config {
         write!(f, "n{} {}x{} w{}", self.tokens, self.warpgroups, self.strips, self.stages)?;
         let rest = [("trigger", self.trigger, 0), ("prefetch", self.prefetch, 0)];
         exact::write_unusual(f, &[("split", self.split, 1), ("blocks", self.blocks, 1)])?;
+        if self.whole {
+            write!(f, " whole")?;
+        }
         exact::write_unusual(f, &rest)
     }
 }
@@ -71,13 +82,33 @@ fn most_tokens(atom: Atom, terms: Terms) -> usize {
     if atom.is_wide() && (atom.bits > 4 || atom.multiples || terms.offsets) { 64 } else { 128 }
 }
 
-/// The configuration for a shape, for y of a type on a device of so many multiprocessors.
+/// The configuration for a shape on a device: of few rows, and of a single strip, by a rule, else what the model of the machine expects to be the
+/// fastest.
+pub fn config(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Config {
+    let &Form { atom, terms, out, .. } = form;
+    let multiprocessors = caps.multiprocessors.max(1) as usize;
+    if m <= FEW_ROWS || n <= STRIP {
+        return by_rule(atom, terms, [m, n, k], out, multiprocessors);
+    }
+    let ([first, last], steps) = (alike(m, n, caps), k.div_ceil(STEP));
+    let microseconds = |config: Config| {
+        let of = |m: usize| cost::microseconds(config, form, [m, n, k], caps);
+        if first == last { of(last) } else { (of(first) + of(last)) / 2.0 }
+    };
+    let all = candidates(atom, terms, last, out).into_iter();
+    let all = all.filter(|config| config.warpgroups == WARPGROUPS && config.prefetch == 0 && config.split <= steps);
+    let all = all.map(|config| (microseconds(config), config));
+    let least = all.min_by(|(one, _), (other, _)| one.total_cmp(other));
+    least.map_or_else(|| by_rule(atom, terms, [m, n, k], out, multiprocessors), |(_, config)| config)
+}
+
+/// The configuration for a shape, for y of a type on a device of so many multiprocessors, by thresholds.
 ///
 /// Up to 16 rows the kernel waits for memory: `mma.sync`, and a block fills its ring, and L2 behind it, while x is quantised. Blocks
 /// start then, one on each multiprocessor, since two have no room there. Weights of 4 bits take two strips a warpgroup up to 64
 /// rows, which share what is read of x. With many rows what goes from L2 to the multiprocessors counts (they take 42 bytes a
 /// clock): 256 tokens a tile where the registers hold their sums and tiles are enough for most multiprocessors.
-pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
+fn by_rule(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
     let exact = !terms.sums && !terms.offsets;
     let wide = atom.has_rows() && exact;
     let (rows, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
@@ -86,8 +117,17 @@ pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multi
     let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(most);
     // One strip would be half of a tile: a block has one, and a multiprocessor two blocks.
     if n <= STRIP && m > 128 && atom.group != 32 && exact && !atom.is_wide() {
-        let pair =
-            Config { tokens: 128, warpgroups: 1, strips: 1, stages: 0, split: 1, blocks: 2, trigger: 1, prefetch: 0 };
+        let pair = Config {
+            tokens: 128,
+            warpgroups: 1,
+            strips: 1,
+            stages: 0,
+            split: 1,
+            whole: false,
+            blocks: 2,
+            trigger: 1,
+            prefetch: 0,
+        };
         return pair.fitted(atom, terms, out);
     }
     let units = rows.div_ceil(4) * steps / multiprocessors;
@@ -95,7 +135,17 @@ pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multi
     let two = atom.bits <= 4 && units >= FEW_UNITS && (tokens <= 64 || wide && tokens == 128);
     let strips = if sync { 8 / atom.field_bits() as usize } else { 1 + usize::from(two) };
     let prefetch = if sync && units >= SOME_UNITS { PREFETCHED } else { 0 };
-    let whole = Config { tokens, warpgroups: WARPGROUPS, strips, stages: 0, split: 1, blocks: 1, trigger: 1, prefetch };
+    let whole = Config {
+        tokens,
+        warpgroups: WARPGROUPS,
+        strips,
+        stages: 0,
+        split: 1,
+        whole: false,
+        blocks: 1,
+        trigger: 1,
+        prefetch,
+    };
     let tiles = m.div_ceil(tokens) * rows.div_ceil(whole.strips * WARPGROUPS);
     // Few tiles are each shared by a cluster, the largest that fits the device at once.
     let sizes: &[usize] = if sync { &[8, 4, 2] } else { &[2] };
@@ -108,26 +158,11 @@ pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multi
 
 /// The configuration for a tile where there are several weights.
 pub fn grouped(atom: Atom, terms: Terms, [tokens, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
-    let config = config(atom, terms, [tokens, n, k], out, multiprocessors);
+    let config = by_rule(atom, terms, [tokens, n, k], out, multiprocessors);
     Config { stages: 0, split: 1, blocks: 1, trigger: 1, prefetch: 0, ..config }.fitted(atom, terms, out)
 }
 
-/// Configurations for a form of atoms that together are chosen for many shapes on a device of 132 multiprocessors.
-pub fn all(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
-    const SHAPES: [[usize; 2]; 6] = [[21504, 14336], [8192, 4224], [4096, 4096], [1024, 4096], [600, 1000], [64, 4096]];
-    let mut all = Vec::new();
-    for m in [8, 16, 32, 64, 128, 256] {
-        for [n, k] in SHAPES {
-            let config = config(atom, terms, [m, n, k], out, 132);
-            if !all.contains(&config) {
-                all.push(config);
-            }
-        }
-    }
-    all
-}
-
-/// Every configuration that is chosen for a form of atoms, whatever shape and device are.
+/// Every configuration that is compiled for a form of atoms, whatever shape and device are.
 pub fn every(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
     let whole = |tokens, strips, prefetch| Config {
         tokens,
@@ -135,18 +170,28 @@ pub fn every(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
         strips,
         stages: 0,
         split: 1,
+        whole: false,
         blocks: 1,
         trigger: 1,
         prefetch,
     };
     let mut all = vec![Config { tokens: 128, warpgroups: 1, blocks: 2, ..whole(128, 1, 0) }];
     all.retain(|_| !atom.is_wide());
-    let most = if atom.has_rows() { 256 } else { most_tokens(atom, terms) };
+    let wide = atom.has_rows() && !terms.sums && !terms.offsets;
+    let most = if wide { 256 } else { most_tokens(atom, terms) };
     for tokens in [8, 16, 32, 64, 128, 256].into_iter().filter(|&tokens| tokens <= most) {
         let sync = tokens <= 16;
-        let strips = if sync { vec![8 / atom.field_bits() as usize] } else { vec![1, 2] };
-        for strips in strips.into_iter().filter(|&strips| strips * tokens <= 256) {
-            let sizes: &[usize] = if sync { &[2, 4, 8] } else { &[2] };
+        let two = atom.bits <= 4 && (tokens <= 64 || wide && tokens == 128);
+        let strips = match sync {
+            true => vec![8 / atom.field_bits() as usize],
+            false => (1..=1 + usize::from(two)).collect(),
+        };
+        for strips in strips {
+            let sizes: &[usize] = match (sync, strips) {
+                (true, _) => &[2, 4, 8],
+                (false, 1) => &[2],
+                _ => &[],
+            };
             let shared =
                 |&split| Config { split, blocks: 1 + usize::from(sync), trigger: 0, ..whole(tokens, strips, 0) };
             all.push(whole(tokens, strips, 0));
@@ -155,6 +200,17 @@ pub fn every(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
         }
     }
     all.into_iter().map(|config| config.fitted(atom, terms, out)).collect()
+}
+
+/// Configurations that may be worth measuring for a number of rows: tiles whole and cut.
+pub fn candidates(atom: Atom, terms: Terms, m: usize, out: Float) -> Vec<Config> {
+    let most = [8, 16, 32, 64, 128].into_iter().find(|&tokens| m <= tokens).unwrap_or(256);
+    let mut all = every(atom, terms, out);
+    all.retain(|config| config.tokens <= most && config.tokens * 4 >= most.min(128));
+    let whole: Vec<Config> =
+        all.iter().filter(|config| config.split == 1).map(|&config| Config { whole: true, ..config }).collect();
+    all.extend(whole);
+    all
 }
 
 impl Config {
@@ -176,8 +232,8 @@ impl Config {
 
     /// The tiles as the kernel for exact activations has them.
     pub(in crate::cuda) fn tiles(self) -> exact::Config {
-        let Self { tokens, warpgroups, strips, split, blocks, .. } = self;
-        exact::Config { tokens, warpgroups, strips, split, blocks, ..exact::TWO_BY_TWO }
+        let Self { tokens, warpgroups, strips, split, whole, blocks, .. } = self;
+        exact::Config { tokens, warpgroups, strips, split, whole, blocks, ..exact::TWO_BY_TWO }
     }
 
     /// Who computes what.
