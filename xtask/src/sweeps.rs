@@ -14,7 +14,7 @@ const FEW_ROWS: u64 = 32;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Files of results of `wna16_sm90`
+    /// Files of results of `wna16_sm90`, and of more than 32 rows of `wna8_sm90`
     #[arg(required = true, value_name = "RESULTS.json")]
     files: Vec<PathBuf>,
     /// What the products are for: few or random to fit the model of the machine to, few-checked or checked to check it
@@ -114,7 +114,7 @@ mod tests {
     /// The lines in the tree are such.
     #[test]
     fn lines_in_the_tree_are_of_known_kinds() {
-        for device in ["nvidia-h100", "nvidia-h200"] {
+        for device in ["nvidia-h100", "nvidia-h200", "nvidia-h200-a8"] {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/halfbyte/tests/it/cuda/sweeps");
             let text = std::fs::read_to_string(folder.join(device).with_extension("txt")).unwrap();
             let kinds: HashSet<&str> =

@@ -4,6 +4,7 @@
 use super::products::{TYPES, caps};
 use crate::data::{Random, parse};
 use halfbyte::cuda::Caps;
+use halfbyte::cuda::matmul::wna8_sm90;
 use halfbyte::cuda::matmul::wna16_sm90::config;
 use halfbyte::cuda::matmul::{self, Configuration, KERNELS, Kernel, Plans, every_instance};
 use halfbyte::cuda::tiled::Form;
@@ -153,8 +154,9 @@ struct Swept {
 fn sweeps() -> Vec<Swept> {
     let h100 = include_str!("sweeps/nvidia-h100.txt").lines().map(|line| (H100, "H100", line));
     let h200 = include_str!("sweeps/nvidia-h200.txt").lines().map(|line| (Caps::H200, "H200", line));
+    let codes = include_str!("sweeps/nvidia-h200-a8.txt").lines().map(|line| (Caps::H200, "H200 a8", line));
     let mut all: Vec<Swept> = Vec::new();
-    for (caps, device, line) in h100.chain(h200) {
+    for (caps, device, line) in h100.chain(h200).chain(codes) {
         if let Some((time, config)) = line.strip_prefix("  ").and_then(|line| line.split_once(' ')) {
             all.last_mut().unwrap().times.push((time.parse().unwrap(), config.to_owned()));
             continue;
@@ -174,13 +176,23 @@ fn sweeps() -> Vec<Swept> {
 fn choices_are_near_the_fastest_that_was_measured() {
     let mut shares: BTreeMap<String, Vec<(f64, String)>> = BTreeMap::new();
     for Swept { caps, kind, format, y, shape: [m, n, k], times } in sweeps() {
-        let atom = Atom::of_any(parse(&format).weight, k).unwrap();
+        let (shape, parsed) = ([m, n, k], parse(&format));
+        let timed = |chosen: &str| times.iter().find(|(_, config)| *config == chosen).map(|(time, _)| *time);
+        let fastest = times.iter().map(|(time, _)| *time).fold(f64::INFINITY, f64::min);
+        if parsed.act.is_quantized() {
+            let problem = Problem { format: Some(parsed), x: Float::F16, y, m, n, k };
+            let (atom, terms) = wna8_sm90::form(None, &problem).unwrap();
+            let chosen = wna8_sm90::config::config(&Form::codes(atom, terms, y), shape, &caps).to_string();
+            let time = timed(&chosen).unwrap();
+            let what = format!("{format} m={m} n={n} k={k}: {chosen}, {time} µs");
+            shares.entry(kind).or_default().push((time / fastest, what));
+            continue;
+        }
+        let atom = Atom::of_any(parsed.weight, k).unwrap();
         // Scales in f32 were timed as GGUF's K types have them.
         let of_halves = Atom { bits: if atom.bits == 8 { 6 } else { 4 }, multiples: true, ..atom };
         let atom = if atom.scale == Float::F32 { of_halves } else { atom };
-        let (form, shape) = (Form::floats(atom, y), [m, n, k]);
-        let timed = |chosen: &str| times.iter().find(|(_, config)| *config == chosen).map(|(time, _)| *time);
-        let fastest = times.iter().map(|(time, _)| *time).fold(f64::INFINITY, f64::min);
+        let form = Form::floats(atom, y);
         let mut chosen = config::config(&form, shape, &caps).to_string();
         if timed(&chosen).is_none() {
             assert!(m > 32 && kind.starts_with("H100"), "{format} {m} {n} {k}: {chosen} was not timed");
@@ -211,6 +223,7 @@ fn choices_are_near_the_fastest_that_was_measured() {
         ("H200 checked", [0.87, 0.89, 1.0]),
         ("H200 few", [0.82, 0.91, 0.98]),
         ("H200 few-checked", [0.85, 0.9, 0.94]),
+        ("H200 a8 random", [0.8, 0.87, 0.97]),
     ];
     for (kind, least) in expected {
         let got = within[kind];

@@ -4,6 +4,7 @@ use super::gpus;
 use super::products::{Bench, caps, check, formats_of_atoms, prepare, reference_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cpu::Cpu;
+use halfbyte::cuda::Caps;
 use halfbyte::cuda::driver::FloatView;
 use halfbyte::cuda::matmul::wna8_sm90::{self, config};
 use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel, QuantizedForm, quantize_activations};
@@ -358,5 +359,59 @@ fn factors_and_the_bytes_that_they_stand_for_have_the_same_product() {
                 }
             }
         }
+    }
+}
+
+/// What is chosen fits a multiprocessor and is compiled, and its blocks compute every unit of every tile once, as the kernel goes through its
+/// schedule: rounds of whole tiles, then a run of units of those that are left.
+#[test]
+fn what_is_chosen_fits_and_covers_every_unit_once() {
+    let mut random = Random(29);
+    let names = [
+        "w8a8",
+        "w4a8-g128",
+        "w8a8-g64",
+        "w4a8-g32-asym",
+        "w4a8-g128-si8",
+        "w8a8-g32-asym-xasym",
+        "w2a8-g64",
+        "w8a8-asym",
+    ];
+    for round in 0..400 {
+        let (name, format) = (names[round % names.len()], Some(parse(names[round % names.len()])));
+        let up_to = |most: usize, random: &mut Random| {
+            let bits = 1 + random.below(most);
+            1 + random.below(1 << bits)
+        };
+        let [m, n, k] = [11, 14, 13].map(|most| up_to(most, &mut random));
+        let y = [Float::F16, Float::F32][round / names.len() % 2];
+        let (atom, terms) = wna8_sm90::form(None, &Problem { format, x: Float::F16, y, m, n, k }).unwrap();
+        let caps = Caps { multiprocessors: [132, 114, 78][round % 3], ..Caps::H200 };
+        let form = Form::codes(atom, terms, y);
+        let config = config::config(&form, [m, n, k], &caps);
+        let what = format!("{name} {m} {n} {k} on {}: {config}", caps.multiprocessors);
+        assert!(
+            config.stages >= 2 && config.shared_bytes(&form) <= if config.blocks == 2 { 115_712 } else { 232_448 },
+            "{what}"
+        );
+        assert!(config::every(atom, terms, y).contains(&config::Config { whole: false, ..config }), "{what}");
+        let s = config.schedule([m, n, k], caps.multiprocessors as usize);
+        let mut seen = vec![0u8; s.rows * s.columns * s.steps];
+        for worker in 0..s.workers {
+            if config.split > 1 {
+                seen[worker * s.steps..][..s.steps].iter_mut().for_each(|seen| *seen += 1);
+                continue;
+            }
+            for wave in 0..s.waves {
+                seen[(wave * s.workers + worker) * s.steps..][..s.steps].iter_mut().for_each(|seen| *seen += 1);
+            }
+            if worker < s.sharers {
+                let [from, to] =
+                    [worker, worker + 1].map(|i| s.waves * s.workers * s.steps + i * s.cut * s.steps / s.sharers);
+                seen[from..to].iter_mut().for_each(|seen| *seen += 1);
+            }
+        }
+        assert!(seen.iter().all(|&seen| seen == 1), "{what}: {s:?}");
+        assert!(!config.whole || s.cut == 0 || s.sharers == s.cut, "{what}: {s:?}");
     }
 }
