@@ -129,6 +129,11 @@ impl Caps {
         gate: None,
     };
 
+    /// Itself, or an H200 where bandwidth or clock are unknown: what models of time go by.
+    pub(crate) fn or_known(&self) -> &Self {
+        if self.memory_mb_per_s == 0 || self.clock_khz == 0 { &Self::H200 } else { self }
+    }
+
     /// Clocks that memory takes to bring so many bytes to each multiprocessor; 0: unknown.
     pub fn clocks_of_memory(&self, bytes: usize) -> f64 {
         match self.memory_mb_per_s {

@@ -5,12 +5,12 @@ use super::{in_child, is_child, nvrtc};
 use crate::data::parse;
 use halfbyte::cuda::cache::Key;
 use halfbyte::cuda::driver::Version;
-use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm90};
+use halfbyte::cuda::matmul::{self, KERNELS, wna8_sm90, wna16_sm90};
 use halfbyte::cuda::nvrtc::Nvrtc;
 use halfbyte::cuda::sources::{ARCH_VARIABLE, Arch, Instance, Source};
 use halfbyte::cuda::tiled::{Form, Tile};
 use halfbyte::cuda::{Caps, conv, int8, nn, roofline};
-use halfbyte::kernel::{Activation, KvType};
+use halfbyte::kernel::{Activation, KvType, Problem};
 use halfbyte::layout::cuda_wna16::Atom;
 use halfbyte::{Error, Float};
 use rayon::prelude::*;
@@ -248,6 +248,48 @@ fn every_choice_compiles_without_spills() {
         .par_iter()
         .filter_map(|(form, config)| {
             let (_, log) = nvrtc.compile_with(&config.instance(form, Activation::GeluTanh), arch, told(nvrtc)).unwrap();
+            let taken = taken(&log);
+            let spills = (taken.stack_bytes, taken.spilled_bytes) != (0, 0);
+            spills.then(|| format!("{form:?} {config}: {} bytes, {} registers", taken.spilled_bytes, taken.registers))
+        })
+        .collect();
+    assert!(spilled.is_empty(), "{} of {}: {spilled:#?}", spilled.len(), all.len());
+}
+
+/// So does what may be chosen for quantised activations.
+#[test]
+#[ignore = "minutes; run with: cargo test --test it -- --ignored every_choice_for_codes"]
+fn every_choice_for_codes_compiles_without_spills() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let arch = "sm_90a".parse::<Arch>().unwrap();
+    let names = [
+        "w8a8",
+        "w8a8-asym-xasym",
+        "w4a8",
+        "w4a8-g128",
+        "w4a8-g128-asym-xasym-sf32",
+        "w4a8-g32-asym-xasym",
+        "w8a8-g64",
+        "w8a8-g32-asym-xasym",
+        "w8a8-g64-float-xasym-sbf16",
+        "w4a8-g32-float-sf32",
+        "w4a8-g128-si8",
+        "w4a8-g32-xasym-sbf16-si8",
+        "w2a8-g64",
+        "w3a8-g32-asym",
+    ];
+    let of = |(i, name): (usize, &&str)| {
+        let y = [Float::F16, Float::F32][i % 2];
+        let problem = Problem { format: Some(parse(name)), x: Float::F16, y, m: 1, n: 4096, k: 4096 };
+        let (atom, terms) = wna8_sm90::form(None, &problem).unwrap();
+        let form = Form::codes(atom, terms, y);
+        wna8_sm90::config::every(atom, terms, y).into_iter().map(move |config| (form, config))
+    };
+    let all: Vec<_> = names.iter().enumerate().flat_map(of).collect();
+    let spilled: Vec<String> = all
+        .par_iter()
+        .filter_map(|(form, config)| {
+            let (_, log) = nvrtc.compile_with(&config.instance(form, Activation::None), arch, told(nvrtc)).unwrap();
             let taken = taken(&log);
             let spills = (taken.stack_bytes, taken.spilled_bytes) != (0, 0);
             spills.then(|| format!("{form:?} {config}: {} bytes, {} registers", taken.spilled_bytes, taken.registers))

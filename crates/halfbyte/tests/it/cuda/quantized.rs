@@ -376,8 +376,13 @@ fn what_is_chosen_fits_and_covers_every_unit_once() {
         "w8a8-g32-asym-xasym",
         "w2a8-g64",
         "w8a8-asym",
+        "w3a8-g32-asym",
+        "w4a8-g32-float-sf32",
+        "w8a8-g64-float-xasym-sbf16",
+        "w4a8-g128-asym-xasym-sf32",
+        "w8a8-xasym",
     ];
-    for round in 0..400 {
+    for round in 0..650 {
         let (name, format) = (names[round % names.len()], Some(parse(names[round % names.len()])));
         let up_to = |most: usize, random: &mut Random| {
             let bits = 1 + random.below(most);

@@ -9,7 +9,7 @@
 //! ```
 
 use crate::cuda::conv::implicit_gemm_sm90::config::{EPILOGUE, TILE, UNIT, total_of_blocks, whole};
-use crate::cuda::matmul::wna8_sm90::config::{Config, Schedule, Terms};
+use crate::cuda::matmul::wna8_sm90::config::{ALONE, Config, Schedule, Terms};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
 
@@ -67,7 +67,7 @@ pub fn configs(atom: Atom, terms: Terms, n: usize, out: Float) -> Vec<Config> {
 }
 
 fn alone(tokens: usize) -> Config {
-    Config { tokens, warpgroups: 2, strips: 1, stages: 0, split: 1, whole: false, blocks: 1, trigger: 1, prefetch: 0 }
+    Config { tokens, ..ALONE }
 }
 
 /// The time of a tiling by the model above.

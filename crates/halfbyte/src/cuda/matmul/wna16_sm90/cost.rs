@@ -160,7 +160,7 @@ struct Machine {
 impl Machine {
     /// That of a device; of one that does not say so much an H200's.
     fn of(caps: &Caps) -> Self {
-        let known = if caps.memory_mb_per_s == 0 || caps.clock_khz == 0 { &Caps::H200 } else { caps };
+        let known = caps.or_known();
         Self {
             multiprocessors: f64::from(caps.multiprocessors.max(1)),
             clock: f64::from(known.clock_khz) * 1e-3,

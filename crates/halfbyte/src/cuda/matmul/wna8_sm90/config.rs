@@ -50,6 +50,19 @@ const FEW_ROWS: usize = 32;
 /// Warpgroups of products.
 const WARPGROUPS: usize = 2;
 
+/// One block on a multiprocessor, in no cluster; it has no stages yet.
+pub(in crate::cuda) const ALONE: Config = Config {
+    tokens: 128,
+    warpgroups: WARPGROUPS,
+    strips: 1,
+    stages: 0,
+    split: 1,
+    whole: false,
+    blocks: 1,
+    trigger: 1,
+    prefetch: 0,
+};
+
 /// Shared memory that a block may have alone on a multiprocessor, and as one of two.
 const ALONE_BYTES: usize = 232_448;
 const SHARED_BY_TWO_BYTES: usize = 115_712;
@@ -77,9 +90,16 @@ impl std::fmt::Display for Config {
     }
 }
 
-/// Tokens of a tile at most, where groups have scales: those in f32, and offsets, take registers.
+/// Tokens of a tile at most, where groups have scales: those in f32, offsets, and what becomes codes of 4 bits beside zero points, take registers.
 fn most_tokens(atom: Atom, terms: Terms) -> usize {
-    if atom.is_wide() && (atom.bits > 4 || atom.multiples || terms.offsets) { 64 } else { 128 }
+    let small_sums = atom.group == 32 && terms.sums && (atom.is_wide() || atom.bits == 3);
+    let wide = atom.is_wide() && (atom.bits > 4 || atom.multiples || terms.offsets);
+    if wide || small_sums { 64 } else { 128 }
+}
+
+/// Whether blocks of one warpgroup, two on a multiprocessor, have registers for 128 tokens.
+fn pairs(atom: Atom, terms: Terms) -> bool {
+    atom.group != 32 && !atom.is_wide() && !terms.sums && !terms.offsets
 }
 
 /// The configuration for a shape on a device: of few rows, and of a single strip, by a rule, else what the model of the machine expects to be the
@@ -116,18 +136,8 @@ fn by_rule(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multipro
     let most = if wide && m > 128 && widest * 4 >= multiprocessors * 3 { 256 } else { most_tokens(atom, terms) };
     let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(most);
     // One strip would be half of a tile: a block has one, and a multiprocessor two blocks.
-    if n <= STRIP && m > 128 && atom.group != 32 && exact && !atom.is_wide() {
-        let pair = Config {
-            tokens: 128,
-            warpgroups: 1,
-            strips: 1,
-            stages: 0,
-            split: 1,
-            whole: false,
-            blocks: 2,
-            trigger: 1,
-            prefetch: 0,
-        };
+    if n <= STRIP && m > 128 && pairs(atom, terms) {
+        let pair = Config { tokens: 128, warpgroups: 1, blocks: 2, ..ALONE };
         return pair.fitted(atom, terms, out);
     }
     let units = rows.div_ceil(4) * steps / multiprocessors;
@@ -135,24 +145,14 @@ fn by_rule(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multipro
     let two = atom.bits <= 4 && units >= FEW_UNITS && (tokens <= 64 || wide && tokens == 128);
     let strips = if sync { 8 / atom.field_bits() as usize } else { 1 + usize::from(two) };
     let prefetch = if sync && units >= SOME_UNITS { PREFETCHED } else { 0 };
-    let whole = Config {
-        tokens,
-        warpgroups: WARPGROUPS,
-        strips,
-        stages: 0,
-        split: 1,
-        whole: false,
-        blocks: 1,
-        trigger: 1,
-        prefetch,
-    };
-    let tiles = m.div_ceil(tokens) * rows.div_ceil(whole.strips * WARPGROUPS);
+    let alone = Config { tokens, strips, prefetch, ..ALONE };
+    let tiles = m.div_ceil(tokens) * rows.div_ceil(alone.tile_strips());
     // Few tiles are each shared by a cluster, the largest that fits the device at once.
     let sizes: &[usize] = if sync { &[8, 4, 2] } else { &[2] };
     let fits = |&&split: &&usize| tiles * split <= multiprocessors * 7 / 8 && split <= steps;
     let split = if units < FEW_UNITS { sizes.iter().find(fits).copied().unwrap_or(1) } else { 1 };
     let blocks = 1 + usize::from(split > 1 && sync);
-    let config = if split > 1 { Config { split, blocks, trigger: 0, ..whole } } else { whole };
+    let config = if split > 1 { Config { split, blocks, trigger: 0, ..alone } } else { alone };
     config.fitted(atom, terms, out)
 }
 
@@ -164,19 +164,8 @@ pub fn grouped(atom: Atom, terms: Terms, [tokens, n, k]: [usize; 3], out: Float,
 
 /// Every configuration that is compiled for a form of atoms, whatever shape and device are.
 pub fn every(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
-    let whole = |tokens, strips, prefetch| Config {
-        tokens,
-        warpgroups: WARPGROUPS,
-        strips,
-        stages: 0,
-        split: 1,
-        whole: false,
-        blocks: 1,
-        trigger: 1,
-        prefetch,
-    };
-    let mut all = vec![Config { tokens: 128, warpgroups: 1, blocks: 2, ..whole(128, 1, 0) }];
-    all.retain(|_| !atom.is_wide());
+    let pair = pairs(atom, terms).then_some(Config { tokens: 128, warpgroups: 1, blocks: 2, ..ALONE });
+    let mut all = Vec::from_iter(pair);
     let wide = atom.has_rows() && !terms.sums && !terms.offsets;
     let most = if wide { 256 } else { most_tokens(atom, terms) };
     for tokens in [8, 16, 32, 64, 128, 256].into_iter().filter(|&tokens| tokens <= most) {
@@ -192,11 +181,11 @@ pub fn every(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
                 (false, 1) => &[2],
                 _ => &[],
             };
-            let shared =
-                |&split| Config { split, blocks: 1 + usize::from(sync), trigger: 0, ..whole(tokens, strips, 0) };
-            all.push(whole(tokens, strips, 0));
+            let alone = Config { tokens, strips, ..ALONE };
+            let shared = |&split| Config { split, blocks: 1 + usize::from(sync), trigger: 0, ..alone };
+            all.push(alone);
             all.extend(sizes.iter().map(shared));
-            all.extend(sync.then(|| whole(tokens, strips, PREFETCHED)));
+            all.extend(sync.then_some(Config { prefetch: PREFETCHED, ..alone }));
         }
     }
     all.into_iter().map(|config| config.fitted(atom, terms, out)).collect()

@@ -94,7 +94,7 @@ impl Work {
 
 /// Microseconds that a product is expected to take, but for what all take.
 pub(super) fn microseconds(config: Config, form: &Form, shape @ [m, n, k]: [usize; 3], caps: &Caps) -> f64 {
-    let known = if caps.memory_mb_per_s == 0 || caps.clock_khz == 0 { &Caps::H200 } else { caps };
+    let known = caps.or_known();
     let multiprocessors = caps.multiprocessors.max(1) as usize;
     let schedule = config.schedule(shape, multiprocessors);
     let work = Work::of(config, &schedule, (multiprocessors * config.blocks) as f64);
