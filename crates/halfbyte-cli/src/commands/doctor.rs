@@ -214,7 +214,7 @@ fn human(doctor: &Doctor) -> String {
     let size = |value: Option<u64>| value.map_or_else(|| "unknown".to_owned(), bytes);
     let limit = match &doctor.isa_limit {
         Some(limit) => format!(" (limited by HALFBYTE_ISA={limit})"),
-        None => " (set HALFBYTE_ISA to plain, avx2 or avx512 for less)".to_owned(),
+        None => " (set HALFBYTE_ISA to plain, avx2, avxvnni or avx512 for less)".to_owned(),
     };
     let sets = if doctor.instruction_sets.is_empty() {
         "none that kernels use".into()

@@ -1,6 +1,7 @@
 //! The instruction sets that kernels are written for, found once at run time.
 
 use crate::error::{Error, Result};
+use crate::kernel::Reason;
 
 /// Families of instruction sets, each with kernels of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -9,6 +10,8 @@ pub enum Isa {
     Plain,
     /// AVX2 with FMA and F16C.
     Avx2,
+    /// The same, with AVX-VNNI: int8 dot products of Intel's processors without AVX-512.
+    AvxVnni,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
     /// The same, with AMX tiles of int8 and bf16 that the system lets this process use. (Linux.)
@@ -16,14 +19,15 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, each with what those before it have.
-    pub const ALL: [Self; 4] = [Isa::Plain, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    /// All of them, each with what those before it have, but AVX-512, which may come without AVX-VNNI.
+    pub const ALL: [Self; 5] = [Isa::Plain, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
     /// Name as `HALFBYTE_ISA` and `doctor` write it.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Plain => "plain",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
         }
@@ -58,13 +62,14 @@ impl Caps {
                 return Self { isa, bf16_dot: is_x86_feature_detected!("avx512bf16") && !is_intel() };
             }
             if avx2 {
-                return Self { isa: Isa::Avx2, bf16_dot: false };
+                let isa = if has_avx_vnni() { Isa::AvxVnni } else { Isa::Avx2 };
+                return Self { isa, bf16_dot: false };
             }
         }
         Self { isa: Isa::Plain, bf16_dot: false }
     }
 
-    /// This processor, but no more than what `HALFBYTE_ISA` (`plain`, `avx2`, `avx512`, `amx`) allows, if it is set and not empty.
+    /// This processor, but no more than what `HALFBYTE_ISA` (`plain`, `avx2`, `avxvnni`, `avx512`, `amx`) allows, if it is set and not empty.
     pub fn detect_within_environment() -> Result<Self> {
         let caps = Self::detect();
         match std::env::var("HALFBYTE_ISA") {
@@ -72,7 +77,7 @@ impl Caps {
             Ok(name) if name.is_empty() => Ok(caps),
             Ok(name) => {
                 let isa = Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| {
-                    Error::invalid("HALFBYTE_ISA", "plain, avx2, avx512 or amx", format!("\"{name}\""))
+                    Error::invalid("HALFBYTE_ISA", "plain, avx2, avxvnni, avx512 or amx", format!("\"{name}\""))
                 })?;
                 caps.limited_to(isa)
             }
@@ -87,8 +92,31 @@ impl Caps {
                 cause: format!("expected a processor with {}, got one with {} at most", isa.name(), self.isa.name()),
             });
         }
+        if isa == Isa::AvxVnni && !has_avx_vnni() {
+            return Err(Error::Device {
+                op: "cpu",
+                cause: format!("expected a processor with {}, got one with {} without it", isa.name(), self.isa.name()),
+            });
+        }
         Ok(Self { isa, bf16_dot: self.bf16_dot && isa >= Isa::Avx512 })
     }
+}
+
+/// Whether a device runs kernels for a family; else why not. Those for AVX-VNNI run where nothing richer is used.
+pub(super) fn needs(caps: &Caps, isa: Isa) -> std::result::Result<(), Reason> {
+    let runs = if isa == Isa::AvxVnni { caps.isa == isa } else { caps.isa >= isa };
+    if runs {
+        return Ok(());
+    }
+    Err(Reason(format!("needs {}, this device uses {}", isa.name(), caps.isa.name())))
+}
+
+/// Whether there are int8 dot products of 256 bits that are no part of AVX-512.
+fn has_avx_vnni() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avxvnni");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Bytes ahead that a stream of codes is prefetched, where it is.
@@ -136,7 +164,7 @@ macro_rules! per_isa {
                     // SAFETY: a `Caps` with this family is made only where the processor was found to have it.
                     $crate::cpu::isa::Isa::Avx512 | $crate::cpu::isa::Isa::Amx => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
-                    $crate::cpu::isa::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::cpu::isa::Isa::Avx2 | $crate::cpu::isa::Isa::AvxVnni => return unsafe { avx2($($arg),*) },
                     $crate::cpu::isa::Isa::Plain => {}
                 }
             }

@@ -148,7 +148,7 @@ pub(crate) fn dispatch<K: Kernel>(cpu: &Cpu, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => x86::Avx512(()).apart(kernel),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => x86::Avx2(()).apart(kernel),
+        Isa::Avx2 | Isa::AvxVnni => x86::Avx2(()).apart(kernel),
         _ => Plain.apart(kernel),
     }
 }

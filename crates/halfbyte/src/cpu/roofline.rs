@@ -100,7 +100,7 @@ fn xor(isa: Isa, words: &[u64]) -> u64 {
         Isa::Avx512 | Isa::Amx => unsafe { x86::xor_avx512(words) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Isa::Avx2 => unsafe { x86::xor_avx2(words) },
+        Isa::Avx2 | Isa::AvxVnni => unsafe { x86::xor_avx2(words) },
         _ => words.iter().fold(0, |a, b| a ^ b),
     }
 }
@@ -140,6 +140,9 @@ fn int8_ops(isa: Isa, rounds: u64) -> u64 {
         Isa::Avx512 => unsafe { x86::int8_avx512(rounds) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
+        Isa::AvxVnni => unsafe { x86::int8_avxvnni(rounds) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Isa::Avx2 => unsafe { x86::int8_avx2(rounds) },
         _ => {
             let (mut sums, x) = ([0i32; 32], black_box([3i16; 32]));
@@ -161,7 +164,7 @@ fn f32_flops(isa: Isa, rounds: u64) -> u64 {
         Isa::Avx512 | Isa::Amx => unsafe { x86::f32_avx512(rounds) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Isa::Avx2 => unsafe { x86::f32_avx2(rounds) },
+        Isa::Avx2 | Isa::AvxVnni => unsafe { x86::f32_avx2(rounds) },
         _ => {
             let (mut sums, x) = ([0f32; 32], black_box(0.999f32));
             for _ in 0..rounds {
@@ -240,6 +243,19 @@ mod x86 {
         }
         black_box(sums);
         rounds * SUMS as u64 * 128
+    }
+
+    #[target_feature(enable = "avx2,avxvnni")]
+    pub(super) fn int8_avxvnni(rounds: u64) -> u64 {
+        let (a, b) = black_box((_mm256_set1_epi8(3), _mm256_set1_epi8(5)));
+        let mut sums = [_mm256_setzero_si256(); SUMS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm256_dpbusd_avx_epi32(*sum, a, b);
+            }
+        }
+        black_box(sums);
+        rounds * SUMS as u64 * 64
     }
 
     #[target_feature(enable = "avx2")]

@@ -26,7 +26,7 @@ pub(crate) fn transpose(isa: Isa, [rows, columns]: [usize; 2], from: (&[u32], us
             // asserted.
             Isa::Avx512 | Isa::Amx => return unsafe { x86::avx512(&matrices, [rows, columns]) },
             // SAFETY: as above.
-            Isa::Avx2 => return unsafe { x86::avx2(&matrices, [rows, columns]) },
+            Isa::Avx2 | Isa::AvxVnni => return unsafe { x86::avx2(&matrices, [rows, columns]) },
             Isa::Plain => {}
         }
     }

@@ -30,6 +30,7 @@ pub fn that_run_here<'a>(kernels: impl IntoIterator<Item = &'a str>) -> Vec<&'a 
         name if name.ends_with("bf16") => found.bf16_dot,
         name if name.ends_with("amx") => found.isa >= Isa::Amx,
         name if name.contains("avx512") => found.isa >= Isa::Avx512,
+        name if name.ends_with("avxvnni") => found.limited_to(Isa::AvxVnni).is_ok(),
         name if name.contains("avx2") => found.isa >= Isa::Avx2,
         _ => true,
     };

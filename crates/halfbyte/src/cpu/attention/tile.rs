@@ -22,7 +22,7 @@ pub(super) const WEIGHTS_ROW: usize = PAGE_LENGTH + 16;
 pub(super) fn tile_rows(isa: Isa) -> usize {
     match isa {
         Isa::Avx512 | Isa::Amx => 12,
-        Isa::Avx2 => 6,
+        Isa::Avx2 | Isa::AvxVnni => 6,
         Isa::Plain => 4,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::depthwise;
 use crate::conv::{Conv2dShape, Geometry};
-use crate::cpu::isa::{Caps, Isa};
+use crate::cpu::isa::{Caps, Isa, needs};
 use crate::cpu::matmul;
 use crate::error::Result;
 use crate::format::{Act, Format, Group, WeightFormat};
@@ -77,14 +77,11 @@ pub fn conv2d_int8(caps: &Caps, geometry: &Geometry) -> Vec<Explained> {
     let dots = [
         ("int8_amx", "tdpbusd on windows that are gathered; few rows or columns as the next", Isa::Amx),
         ("int8_avx512vnni", "vpdpbusd on windows where they lie", Isa::Avx512),
+        ("int8_avxvnni", "vpdpbusd of 256 bits on windows where they lie", Isa::AvxVnni),
         ("int8_avx2", "bytes widened to words, vpmaddwd, on windows where they lie", Isa::Avx2),
         ("int8_scalar", "plain Rust, every processor", Isa::Plain),
     ];
-    let dots = dots.map(|(kernel, what, isa)| Explained {
-        kernel,
-        layout: "cpu_int8",
-        what,
-        reason: (caps.isa < isa).then(|| Reason(format!("needs {}, this device uses {}", isa.name(), caps.isa.name()))),
-    });
+    let dots =
+        dots.map(|(kernel, what, isa)| Explained { kernel, layout: "cpu_int8", what, reason: needs(caps, isa).err() });
     explained([depthwise].into_iter().chain(dots).collect())
 }

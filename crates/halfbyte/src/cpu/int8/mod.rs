@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `dot_amx` | tdpbusd, where there are rows enough; else as the next |
 //! | `dot_avx512vnni` | vpdpbusd |
+//! | `dot_avxvnni` | vpdpbusd of 256 bits |
 //! | `dot_avx2` | bytes widened to words, vpmaddwd |
 //! | `dot_scalar` | plain Rust |
 
@@ -25,6 +26,8 @@ mod dot_amx;
 mod dot_avx2;
 #[cfg(target_arch = "x86_64")]
 mod dot_avx512vnni;
+#[cfg(target_arch = "x86_64")]
+mod dot_avxvnni;
 mod dot_scalar;
 mod epilogue;
 #[cfg(test)]
@@ -115,18 +118,22 @@ fn tiles(isa: Isa) -> &'static Tiles {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => dot_avx512vnni::TILES,
         #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => dot_avxvnni::TILES,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => dot_avx2::TILES,
         _ => dot_scalar::TILES,
     }
 }
 
-/// Name of the dot products of a device: `int8_amx`, `int8_avx512vnni`, `int8_avx2` or `int8_scalar`.
+/// Name of the dot products of a device: `int8_amx`, `int8_avx512vnni`, `int8_avxvnni`, `int8_avx2` or `int8_scalar`.
 pub(crate) fn kernel(cpu: &Cpu) -> &'static str {
     match cpu.caps().isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => "int8_amx",
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => "int8_avx512vnni",
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => "int8_avxvnni",
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => "int8_avx2",
         _ => "int8_scalar",

@@ -21,17 +21,11 @@ pub(super) const FUNCTIONS: Functions = Functions {
 };
 
 fn panels(form: u32) -> PanelsFn {
-    match form {
-        2 => x86::panels::<2>,
-        3 => x86::panels::<3>,
-        4 => x86::panels::<4>,
-        5 => x86::panels::<5>,
-        6 => x86::panels::<6>,
-        8 => x86::panels::<8>,
-        // Whatever the values are.
-        TABLE.. => x86::panels::<TABLE>,
-        form => unreachable!("no codes of form {form}"),
+    fn of_form<const FORM: u32>() -> PanelsFn {
+        x86::panels::<FORM>
     }
+    // Whatever a table's values are.
+    for_form!(form, of_form(), TABLE.. => TABLE)
 }
 
 mod x86 {

@@ -46,17 +46,8 @@ fn tile(form: u32, height: usize, panels: usize) -> TileFn {
             _ => unreachable!("no tile of {height} rows × {panels} panels"),
         }
     }
-    match form {
-        2 => of_form::<2>(height, panels),
-        3 => of_form::<3>(height, panels),
-        4 => of_form::<4>(height, panels),
-        5 => of_form::<5>(height, panels),
-        6 => of_form::<6>(height, panels),
-        8 => of_form::<8>(height, panels),
-        // Whatever the values are.
-        TABLE.. => of_form::<TABLE>(height, panels),
-        _ => unreachable!("no codes of form {form}"),
-    }
+    // Whatever a table's values are.
+    for_form!(form, of_form(height, panels), TABLE.. => TABLE)
 }
 
 /// Those in planes, which take 2 to 4 loads, shifts and joins for each 64 bytes.

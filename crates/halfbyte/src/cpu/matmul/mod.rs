@@ -6,10 +6,28 @@
 //! | driver | tiles | activations |
 //! |---|---|---|
 //! | `amx` | `a8_amx`, `a16_amx` | quantised on the fly, or as they are in one to three bf16; tiles of 16 × 16 |
-//! | `quantized_act` | `a8_avx512vnni`, `a8_avx2`, `any_scalar` | quantised on the fly, int8 dot products |
+//! | `quantized_act` | `a8_avx512vnni`, `a8_avxvnni`, `a8_avx2`, `any_scalar` | quantised on the fly, int8 dot products |
 //! | `exact_act` | `a16_avx512`, `a16_avx2`, `any_scalar` | as they are, f32 accumulation |
-//! | `exact_row` | `a16_avx512vnni`, `a16_avx2madd` | one row, as it is: integers of 32 bits, whose bytes or words are multiplied |
+//! | `exact_row` | `a16_avx512vnni`, `a16_avxvnni`, `a16_avx2madd` | one row, as it is: integers of 32 bits, whose bytes or words are multiplied |
 //! | `a16_avx512bf16` | its own | bf16 as they are, bf16 dot products |
+
+/// The function of a const `FORM` for the form in which codes lie, one of [`Held::form`](crate::layout::cpu_n16::Held::form), with these
+/// arguments; of tables with numbers that of the form behind each pattern.
+#[cfg(target_arch = "x86_64")]
+macro_rules! for_form {
+    ($form:expr, $function:ident $arguments:tt, $($tables:pat => $table:ident),+) => {
+        match $form {
+            2 => $function::<2> $arguments,
+            3 => $function::<3> $arguments,
+            4 => $function::<4> $arguments,
+            5 => $function::<5> $arguments,
+            6 => $function::<6> $arguments,
+            8 => $function::<8> $arguments,
+            $($tables => $function::<$table> $arguments,)+
+            form => unreachable!("no codes of form {form}"),
+        }
+    };
+}
 
 #[cfg(target_arch = "x86_64")]
 mod a16_amx;
@@ -24,11 +42,17 @@ mod a16_avx512bf16;
 #[cfg(target_arch = "x86_64")]
 mod a16_avx512vnni;
 #[cfg(target_arch = "x86_64")]
+mod a16_avxvnni;
+#[cfg(target_arch = "x86_64")]
 mod a8_amx;
 #[cfg(target_arch = "x86_64")]
 mod a8_avx2;
 #[cfg(target_arch = "x86_64")]
 mod a8_avx512vnni;
+#[cfg(target_arch = "x86_64")]
+mod a8_avxvnni;
+#[cfg(target_arch = "x86_64")]
+mod a8_ymm;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod any_scalar;
@@ -38,6 +62,8 @@ mod epilogue;
 mod exact_act;
 #[cfg(target_arch = "x86_64")]
 mod exact_row;
+#[cfg(target_arch = "x86_64")]
+mod exact_row_ymm;
 mod quantized_act;
 mod rows;
 
@@ -48,7 +74,9 @@ pub(crate) use epilogue::Output;
 pub(crate) use rows::{Rows, widen};
 
 use super::Cpu;
-use super::isa::{Caps, Isa};
+use super::isa::Caps;
+#[cfg(target_arch = "x86_64")]
+use super::isa::{Isa, needs};
 use crate::error::Result;
 use crate::format::{Act, Format};
 use crate::kernel::{self, Problem, Reason, Row, first};
@@ -193,6 +221,14 @@ pub const KERNELS: &[Kernel] = &[
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
+        name: "a8_avxvnni",
+        layout: "cpu_n16",
+        what: "x to int8, vpdpbusd of 256 bits, f32 sums a group",
+        supports: |caps, p| quantized(p).and_then(|()| needs(caps, Isa::AvxVnni)),
+        run: |cpu, scratch, input, y| quantized_act::run(cpu, scratch, input, y, &a8_avxvnni::TILES),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Kernel {
         name: "a8_avx2",
         layout: "cpu_n16",
         what: "x to int8, vpmaddubsw, f32 sums a group",
@@ -233,6 +269,14 @@ pub const KERNELS: &[Kernel] = &[
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
+        name: "a16_avxvnni",
+        layout: "cpu_n16",
+        what: "one row: x to 32 bits of fixed point, vpdpbusd of its bytes in 256 bits, exact sums a group",
+        supports: |caps, p| exact_row::supports(caps, p, Isa::AvxVnni),
+        run: |cpu, scratch, input, y| exact_row::run(cpu, scratch, input, y, &a16_avxvnni::FUNCTIONS),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Kernel {
         name: "a16_avx2madd",
         layout: "cpu_n16",
         what: "one row: x to 32 bits of fixed point, vpmaddwd of its halves, exact sums a group",
@@ -261,14 +305,6 @@ pub const KERNELS: &[Kernel] = &[
         },
     },
 ];
-
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "plain kernels need nothing"))]
-fn needs(caps: &Caps, isa: Isa) -> std::result::Result<(), Reason> {
-    if caps.isa >= isa {
-        return Ok(());
-    }
-    Err(Reason(format!("needs {}, this device uses {}", isa.name(), caps.isa.name())))
-}
 
 #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "the plain kernel takes both"))]
 fn quantized(p: &Problem) -> std::result::Result<(), Reason> {

@@ -14,7 +14,7 @@ pub(super) fn copy(isa: Isa, from: &[u32], to: &mut [u8]) {
         Isa::Avx512 | Isa::Amx if whole_lines => unsafe { x86::copy_avx512(from, to) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Isa::Avx2 if whole_lines => unsafe { x86::copy_avx2(from, to) },
+        Isa::Avx2 | Isa::AvxVnni if whole_lines => unsafe { x86::copy_avx2(from, to) },
         _ => to.copy_from_slice(bytemuck::cast_slice(from)),
     }
 }
