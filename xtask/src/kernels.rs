@@ -52,9 +52,10 @@ fn root() -> Result<PathBuf, String> {
 }
 
 /// CPUs of each family of instruction sets.
-const CPUS: [(&str, CpuCaps); 4] = [
+const CPUS: [(&str, CpuCaps); 5] = [
     ("neither", CpuCaps { isa: Isa::Plain, bf16_dot: false }),
     ("AVX2", CpuCaps { isa: Isa::Avx2, bf16_dot: false }),
+    ("and AVX-VNNI", CpuCaps { isa: Isa::AvxVnni, bf16_dot: false }),
     ("AVX-512 VNNI", CpuCaps { isa: Isa::Avx512, bf16_dot: false }),
     ("and AMX", CpuCaps { isa: Isa::Amx, bf16_dot: true }),
 ];

@@ -58,3 +58,26 @@ fn noise(seed: u32, len: usize) -> Vec<f32> {
     };
     (0..len).map(|_| next()).collect()
 }
+
+/// Kernels for AVX-VNNI serve processors without AVX-512, which may be had without it; richer devices say so.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn kernels_for_avx_vnni_run_where_nothing_richer_is_used() {
+    use halfbyte::cpu::matmul::{explain, select};
+    use halfbyte::kernel::Problem;
+    use halfbyte::tensor::Float;
+    let chosen = |isa, format: &str, m| {
+        let caps = Caps { isa, bf16_dot: false };
+        let format = Some(format.parse().unwrap());
+        let problem = Problem { format, m, n: 64, k: 256, x: Float::F32, y: Float::F32 };
+        let refusal = explain(&caps, &problem).into_iter().find(|(kernel, _)| kernel.name.ends_with("avxvnni"));
+        (select(&caps, &problem).unwrap().name, refusal.and_then(|(_, reason)| reason).map(|reason| reason.to_string()))
+    };
+    assert_eq!(chosen(Isa::AvxVnni, "w4a8-g32", 3).0, "a8_avxvnni");
+    assert_eq!(chosen(Isa::AvxVnni, "w4a16-g32", 1).0, "a16_avxvnni");
+    assert_eq!(chosen(Isa::AvxVnni, "w4a16-g32", 2).0, "a16_avx2");
+    assert_eq!(chosen(Isa::Avx2, "w4a8-g32", 3).0, "a8_avx2");
+    let (kernel, refusal) = chosen(Isa::Avx512, "w4a8-g32", 3);
+    assert_eq!(kernel, "a8_avx512vnni");
+    assert!(refusal.is_some_and(|reason| reason.contains("needs avxvnni, this device uses avx512")));
+}

@@ -44,7 +44,8 @@ pub struct Config {
     pub prefetch: usize,
 }
 
-/// Rows up to which a rule decides: forms that are fast behind themselves may be slow between a model's kernels.
+/// Rows up to which clusters are taken only where all of them run at once: between a model's kernels a second round is slow, as its rings
+/// begin empty.
 const FEW_ROWS: usize = 32;
 
 /// Warpgroups of products.
@@ -102,12 +103,11 @@ fn pairs(atom: Atom, terms: Terms) -> bool {
     atom.group != 32 && !atom.is_wide() && !terms.sums && !terms.offsets
 }
 
-/// The configuration for a shape on a device: of few rows, and of a single strip, by a rule, else what the model of the machine expects to be the
-/// fastest.
+/// The configuration for a shape on a device: what the model of the machine expects to be the fastest; of a single strip by a rule.
 pub fn config(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Config {
     let &Form { atom, terms, out, .. } = form;
     let multiprocessors = caps.multiprocessors.max(1) as usize;
-    if m <= FEW_ROWS || n <= STRIP {
+    if n <= STRIP {
         return by_rule(atom, terms, [m, n, k], out, multiprocessors);
     }
     let ([first, last], steps) = (alike(m, n, caps), k.div_ceil(STEP));
@@ -117,9 +117,13 @@ pub fn config(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Config {
     };
     let all = candidates(atom, terms, last, out).into_iter();
     let all = all.filter(|config| config.warpgroups == WARPGROUPS && config.prefetch == 0 && config.split <= steps);
+    let all = all.filter(|&config| m > FEW_ROWS || config.split == 1 || cost::rounds(config, [last, n, k], caps) == 1);
     let all = all.map(|config| (microseconds(config), config));
     let least = all.min_by(|(one, _), (other, _)| one.total_cmp(other));
-    least.map_or_else(|| by_rule(atom, terms, [m, n, k], out, multiprocessors), |(_, config)| config)
+    match least {
+        Some((_, config)) => config.with_prefetch(n, k, multiprocessors),
+        None => by_rule(atom, terms, [m, n, k], out, multiprocessors),
+    }
 }
 
 /// The configuration for a shape, for y of a type on a device of so many multiprocessors, by thresholds.
@@ -144,8 +148,7 @@ fn by_rule(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multipro
     let sync = tokens <= 16;
     let two = atom.bits <= 4 && units >= FEW_UNITS && (tokens <= 64 || wide && tokens == 128);
     let strips = if sync { 8 / atom.field_bits() as usize } else { 1 + usize::from(two) };
-    let prefetch = if sync && units >= SOME_UNITS { PREFETCHED } else { 0 };
-    let alone = Config { tokens, strips, prefetch, ..ALONE };
+    let alone = Config { tokens, strips, ..ALONE }.with_prefetch(n, k, multiprocessors);
     let tiles = m.div_ceil(tokens) * rows.div_ceil(alone.tile_strips());
     // Few tiles are each shared by a cluster, the largest that fits the device at once.
     let sizes: &[usize] = if sync { &[8, 4, 2] } else { &[2] };
@@ -203,9 +206,17 @@ pub fn candidates(atom: Atom, terms: Terms, m: usize, out: Float) -> Vec<Config>
 }
 
 impl Config {
+    /// With units fetched into L2 where the kernel waits for memory.
+    fn with_prefetch(self, n: usize, k: usize, multiprocessors: usize) -> Self {
+        let units = n.div_ceil(STRIP).div_ceil(4) * k.div_ceil(STEP) / multiprocessors;
+        let waits = self.tokens <= 16 && self.split == 1 && !self.whole && units >= SOME_UNITS;
+        Self { prefetch: if waits { PREFETCHED } else { 0 }, ..self }
+    }
+
     pub(in crate::cuda) fn fitted(self, atom: Atom, terms: Terms, out: Float) -> Self {
         let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
-        let room = most.saturating_sub(self.shared_bytes(&Form::codes(atom, terms, out)));
+        let others = Self { stages: 0, ..self }.shared_bytes(&Form::codes(atom, terms, out));
+        let room = most.saturating_sub(others);
         let enough = MOST_STAGES.iter().find(|&&(tokens, _)| self.tokens <= tokens).map_or(2, |&(_, stages)| stages);
         Self { stages: (room / (self.stage_bytes(atom, terms) + 16)).min(enough), ..self }
     }

@@ -1,4 +1,4 @@
-//! What a product of more than 32 rows is expected to take in a configuration: a model of the machine, from which the choice follows.
+//! What a product is expected to take in a configuration: a model of the machine, from which the choice follows.
 //!
 //! ```text
 //! unit (128 columns of a tile) = max(products, promoting + converting) + UNIT                     more than 16 tokens: wgmma
@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Numbers are in clocks. They were fitted so that what is chosen is near the fastest candidate of 327 products drawn at random, in eight formats on one
-//! H200 (`docs/decisions/0026-choice-by-cost.md`): they order candidates, and are no measurements of their parts.
+//! H200 (`docs/decisions/0026-choice-by-cost.md`), of more than 20 rows alone; joins of up to 16 tokens were halved by steps of models. They order
+//! candidates, and are no measurements of their parts.
 
 use super::config::{Config, Schedule};
 use crate::cuda::Caps;
@@ -50,8 +51,8 @@ const SYNC_SIXTEEN: f64 = 3.3;
 const SYNC_BESIDE: f64 = 1.4;
 const SYNC_TILE: f64 = 2888.0;
 const SYNC_CLUSTER: f64 = 995.0;
-const SYNC_JOIN: f64 = JOIN / 2.0;
-const SYNC_SHARER: f64 = 446.0;
+const SYNC_JOIN: f64 = JOIN / 4.0;
+const SYNC_SHARER: f64 = 223.0;
 
 /// Clocks of a microsecond, where the clock may be 1980 at most, and the share of its bandwidth that memory gives.
 const CLOCK: f64 = 1755.0 / 1980.0;
@@ -72,14 +73,7 @@ impl Work {
         slots: f64,
     ) -> Self {
         if config.split > 1 {
-            // Clusters stay within a part of the processor.
-            let share = match config.split {
-                ..=2 => 1.0,
-                4 => 0.91,
-                _ => 0.88,
-            };
-            let at_once = (slots / config.split as f64 * share).max(1.0) as usize;
-            let rounds = rows.saturating_mul(columns).div_ceil(at_once) as f64;
+            let rounds = rounds_of_clusters(config.split, rows.saturating_mul(columns), slots) as f64;
             return Self { units: rounds * steps.div_ceil(config.split) as f64, ends: rounds, sharers: None };
         }
         if cut == 0 || sharers == cut {
@@ -90,6 +84,24 @@ impl Work {
         let ends = waves as f64 + left / steps as f64 + 1.0;
         Self { units: waves as f64 * steps as f64 + left, ends, sharers: Some(sharers as f64 / cut as f64) }
     }
+}
+
+/// Rounds in which clusters of so many blocks compute tiles, where there is room for so many blocks.
+fn rounds_of_clusters(split: usize, tiles: usize, slots: f64) -> usize {
+    // Clusters stay within a part of the processor.
+    let share = match split {
+        ..=2 => 1.0,
+        4 => 0.91,
+        _ => 0.88,
+    };
+    tiles.div_ceil((slots / split as f64 * share).max(1.0) as usize)
+}
+
+/// Rounds of a product's clusters.
+pub(super) fn rounds(config: Config, shape: [usize; 3], caps: &Caps) -> usize {
+    let multiprocessors = caps.multiprocessors.max(1) as usize;
+    let Schedule { rows, columns, .. } = config.schedule(shape, multiprocessors);
+    rounds_of_clusters(config.split, rows.saturating_mul(columns), (multiprocessors * config.blocks) as f64)
 }
 
 /// Microseconds that a product is expected to take, but for what all take.
