@@ -6,7 +6,7 @@ use crate::failure::Result;
 use crate::machine;
 use crate::text::{Align, bytes, table};
 use halfbyte::Float;
-use halfbyte::cpu::isa::Caps;
+use halfbyte::cpu::isa::{Caps, Isa};
 use halfbyte::cpu::matmul::{self, KERNELS};
 use halfbyte::cuda::inventory;
 use halfbyte::format::FORMATS;
@@ -210,11 +210,22 @@ pub fn run(_: &Args, app: &App) -> Result<()> {
     app.result(&doctor, human)
 }
 
+/// How to use less than what was found; empty where there is nothing less.
+fn less(found: &Caps) -> String {
+    let less = Isa::ALL.into_iter().filter(|&isa| isa < found.isa && found.limited_to(isa).is_ok());
+    let names: Vec<&str> = less.map(Isa::name).collect();
+    match names.split_last() {
+        None => String::new(),
+        Some((last, [])) => format!(" (set HALFBYTE_ISA to {last} for less)"),
+        Some((last, others)) => format!(" (set HALFBYTE_ISA to {} or {last} for less)", others.join(", ")),
+    }
+}
+
 fn human(doctor: &Doctor) -> String {
     let size = |value: Option<u64>| value.map_or_else(|| "unknown".to_owned(), bytes);
     let limit = match &doctor.isa_limit {
         Some(limit) => format!(" (limited by HALFBYTE_ISA={limit})"),
-        None => " (set HALFBYTE_ISA to plain, avx2, avxvnni or avx512 for less)".to_owned(),
+        None => less(&Caps::detect()),
     };
     let sets = if doctor.instruction_sets.is_empty() {
         "none that kernels use".into()

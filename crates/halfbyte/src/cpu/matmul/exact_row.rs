@@ -1,4 +1,4 @@
-//! One row of exact activations as integers: the driver of `a16_avx512vnni` and `a16_avx2madd`.
+//! One row of exact activations as integers: the driver of `a16_avx512vnni`, `a16_avxvnni` and `a16_avx2madd`.
 //!
 //! A block of x, up to 64 columns of a group, becomes integers of 32 bits: numbers of fixed point, of which the greatest takes all bits.
 //! Their digits, four of 8 bits or two of 16, share the unpacked codes; sums are exact in int32.
