@@ -267,10 +267,9 @@ mod tests {
 
     #[test]
     fn other_types_load_as_they_are_on_every_instruction_set() {
-        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512] {
+        for (isa, lanes) in [(Isa::Plain, 4), (Isa::Avx2, 8), (Isa::Avx512, 16)] {
             let Ok(caps) = Caps::detect().limited_to(isa) else { continue };
             let [codes, halves, bfloats] = dispatch(&Cpu::with_caps(1, caps).unwrap(), Loads);
-            let lanes = [4, 8, 16][isa as usize];
             for i in 0..lanes {
                 let code = (i as f32 - 7.0) * 15.0 + 1.0;
                 let bfloat = bf16::from_f32(code * 1e30).to_f32();
@@ -321,10 +320,9 @@ mod tests {
 
     #[test]
     fn operations_mean_the_same_on_every_instruction_set() {
-        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512] {
+        for (isa, lanes) in [(Isa::Plain, 4.0), (Isa::Avx2, 8.0), (Isa::Avx512, 16.0)] {
             let Ok(caps) = Caps::detect().limited_to(isa) else { continue };
             let got = dispatch(&Cpu::with_caps(1, caps).unwrap(), Everything);
-            let lanes = [4.0, 8.0, 16.0][isa as usize];
             assert_eq!(got[..2], [lanes * (lanes - 5.0) / 2.0, lanes - 3.0], "{isa:?}");
             let nan = f32::NAN;
             #[rustfmt::skip]
