@@ -44,8 +44,8 @@ pub struct Config {
     pub prefetch: usize,
 }
 
-/// Rows up to which clusters are taken only where all of them run at once: between a model's kernels a second round is slow, as its rings
-/// begin empty.
+/// Rows up to which one tile has all of them, as narrower ones read weights more often, and clusters are taken only where all of them run at
+/// once: between a model's kernels a second round is slow, as its rings begin empty.
 const FEW_ROWS: usize = 32;
 
 /// Warpgroups of products.
@@ -117,7 +117,8 @@ pub fn config(form: &Form, [m, n, k]: [usize; 3], caps: &Caps) -> Config {
     };
     let all = candidates(atom, terms, last, out).into_iter();
     let all = all.filter(|config| config.warpgroups == WARPGROUPS && config.prefetch == 0 && config.split <= steps);
-    let all = all.filter(|&config| m > FEW_ROWS || config.split == 1 || cost::rounds(config, [last, n, k], caps) == 1);
+    let at_once = |config: Config| config.split == 1 || cost::rounds(config, [last, n, k], caps) == 1;
+    let all = all.filter(|&config| m > FEW_ROWS || config.tokens >= m && at_once(config));
     let all = all.map(|config| (microseconds(config), config));
     let least = all.min_by(|(one, _), (other, _)| one.total_cmp(other));
     match least {
