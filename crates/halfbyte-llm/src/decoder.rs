@@ -66,6 +66,13 @@ pub(crate) enum InPlace {
     Update,
 }
 
+/// What reads the stream next: a norm, and the one projection that reads that.
+#[derive(Debug)]
+pub(crate) struct Behind<'a, D: ModelDevice> {
+    pub norm: &'a Norm<D>,
+    pub reader: &'a D::Projection,
+}
+
 /// What a device does with the rows that go through the layers together.
 pub(crate) trait Steps<D: ModelDevice> {
     /// The tokens' vectors become the stream.
@@ -82,6 +89,12 @@ pub(crate) trait Steps<D: ModelDevice> {
 
     /// Multiplies.
     fn project(&mut self, by: &D::Projection, from: Slot, to: Slot) -> Result<()>;
+
+    /// Multiplies to what is added to the stream. Where it is known what reads the stream next, a device may do that norm with it.
+    fn update(&mut self, by: &D::Projection, from: Slot, behind: Option<Behind<'_, D>>) -> Result<()> {
+        let _ = behind;
+        self.project(by, from, Slot::Update)
+    }
 
     /// Norms heads and brings positions in, as far as there are such, and appends keys and values to the cache.
     fn append(&mut self, layer: usize, attention: &Attention<D>) -> Result<()>;
@@ -198,9 +211,19 @@ impl<D: ModelDevice> Decoder<D> {
             let narrows = i + 1 == self.layers.len() && !all_rows;
             // Nothing breaks off here: only calibration does, layer by layer.
             let _ = layer.attention(run, i, i > 0, narrows)?;
-            let _ = layer.mlp(run)?;
+            let _ = layer.mlp(run, self.layers.get(i + 1).and_then(Layer::first_reader))?;
         }
         run.norm(!self.layers.is_empty(), &self.norm, None)
+    }
+
+    /// Every projection whose product goes to the stream, with what reads the stream next where that is alone.
+    pub fn updates(&self) -> impl Iterator<Item = (&D::Projection, Behind<'_, D>)> {
+        self.layers.iter().enumerate().flat_map(|(i, layer)| {
+            let of_attention = layer.behind_attention().map(|behind| (&layer.attention.output, behind));
+            let down = if let Mlp::Dense(mlp) = &layer.mlp { Some(&mlp.down) } else { None };
+            let down = down.filter(|_| layer.mlp_post_norm.is_none());
+            of_attention.into_iter().chain(down.zip(self.layers.get(i + 1).and_then(Layer::first_reader)))
+        })
     }
 
     /// Every projection, in order.
@@ -251,31 +274,50 @@ impl<D: ModelDevice> Layer<D> {
         if run.reads(1, Slot::Attended, &attention.output)?.is_break() {
             return Ok(ControlFlow::Break(()));
         }
-        run.project(&attention.output, Slot::Attended, Slot::Update)?;
+        run.update(&attention.output, Slot::Attended, self.behind_attention())?;
         if let Some(norm) = &attention.post_norm {
             run.norm_in_place(InPlace::Update, norm)?;
         }
         Ok(ControlFlow::Continue(()))
     }
 
-    /// The MLP after attention: adds attention's update and leaves its own.
-    pub fn mlp(&self, run: &mut impl Steps<D>) -> Result<ControlFlow<()>> {
-        match (self.residual, &self.mlp_norm) {
-            (Residual::Sequential, Some(norm)) => run.norm(true, norm, self.mlp.reader())?,
-            (Residual::Sequential, None) => run.norm(true, &self.attention.norm, self.mlp.reader())?,
-            (Residual::Parallel, norm) => {
-                if let Some(norm) = norm {
+    /// What reads the stream first; None where it is not alone, since the MLP beside attention reads the same.
+    fn first_reader(&self) -> Option<Behind<'_, D>> {
+        let alone = self.residual == Residual::Sequential || self.mlp_norm.is_some();
+        alone.then_some(Behind { norm: &self.attention.norm, reader: &self.attention.qkv })
+    }
+
+    /// What reads the sum of the stream and of what attention adds.
+    fn behind_attention(&self) -> Option<Behind<'_, D>> {
+        let norm = self.norm_before_mlp().filter(|_| self.attention.post_norm.is_none())?;
+        Some(Behind { norm, reader: self.mlp.reader()? })
+    }
+
+    /// The norm over that sum.
+    fn norm_before_mlp(&self) -> Option<&Norm<D>> {
+        match self.residual {
+            Residual::Sequential => Some(self.mlp_norm.as_ref().unwrap_or(&self.attention.norm)),
+            Residual::Parallel => None,
+        }
+    }
+
+    /// The MLP after attention: adds attention's update and leaves its own, for what is behind the layer if that is known.
+    pub fn mlp(&self, run: &mut impl Steps<D>, behind: Option<Behind<'_, D>>) -> Result<ControlFlow<()>> {
+        match self.norm_before_mlp() {
+            Some(norm) => run.norm(true, norm, self.mlp.reader())?,
+            None => {
+                if let Some(norm) = &self.mlp_norm {
                     run.norm(false, norm, self.mlp.reader())?;
                 }
                 run.add()?;
             }
         }
-        self.normed_mlp(run)
+        self.normed_mlp(run, behind)
     }
 
     /// The MLP from normed rows to the update.
-    pub fn normed_mlp(&self, run: &mut impl Steps<D>) -> Result<ControlFlow<()>> {
-        let flow = self.mlp.run(run)?;
+    pub fn normed_mlp(&self, run: &mut impl Steps<D>, behind: Option<Behind<'_, D>>) -> Result<ControlFlow<()>> {
+        let flow = self.mlp.run(run, behind.filter(|_| self.mlp_post_norm.is_none()))?;
         if let Some(norm) = self.mlp_post_norm.as_ref().filter(|_| flow.is_continue()) {
             run.norm_in_place(InPlace::Update, norm)?;
         }
@@ -303,7 +345,7 @@ impl<D: ModelDevice> Layer<D> {
 
 impl<D: ModelDevice> Mlp<D> {
     /// From normed rows to the update.
-    fn run(&self, run: &mut impl Steps<D>) -> Result<ControlFlow<()>> {
+    fn run(&self, run: &mut impl Steps<D>, behind: Option<Behind<'_, D>>) -> Result<ControlFlow<()>> {
         match self {
             Mlp::Dense(mlp) => {
                 if run.reads(2, Slot::Normed, &mlp.up)?.is_break() {
@@ -314,7 +356,7 @@ impl<D: ModelDevice> Mlp<D> {
                 if run.reads(3, Slot::Inner, &mlp.down)?.is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
-                run.project(&mlp.down, Slot::Inner, Slot::Update)?;
+                run.update(&mlp.down, Slot::Inner, behind)?;
             }
             Mlp::Experts(experts) => return run.experts(experts),
         }

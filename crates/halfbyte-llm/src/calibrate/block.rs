@@ -57,12 +57,12 @@ impl Block {
         let beside = layer.residual == Residual::Parallel;
         let flow = match (step, &layer.mlp_norm) {
             (0, _) => match layer.attention(&mut run, 0, false, false)? {
-                ControlFlow::Continue(()) if beside => layer.mlp(&mut run)?,
+                ControlFlow::Continue(()) if beside => layer.mlp(&mut run, None)?,
                 flow => flow,
             },
             (_, Some(norm)) => {
                 decoder::Steps::norm(&mut run, false, norm, None)?;
-                layer.normed_mlp(&mut run)?
+                layer.normed_mlp(&mut run, None)?
             }
             (_, None) => return Err(Error::invalid(super::OP, "a norm before the MLP", "none")),
         };

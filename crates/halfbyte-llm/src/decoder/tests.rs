@@ -1,7 +1,7 @@
 //! Random specs, cut for one to four ranks, with experts, several texts together and their keys and values in shared pages,
 //! give the numbers of one rank with one text at a time.
 
-use super::Decoder;
+use super::{Attention, Behind, Decoder, Experts, InPlace, ModelDevice, Norm, Slot, Steps};
 use crate::arch::spec::{
     AttentionSpec, ExpertsSpec, FeedForward, GateClamp, LayerSpec, LinearSpec, MlpKind, MlpSpec, NormKind, NormSpec,
     Positions, Qkv, QkvOrder, Residual, RopeSpec, Routing, Shape, Spec,
@@ -17,6 +17,7 @@ use halfbyte::quantize::Rtn;
 use halfbyte::{Format, WeightFormat};
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{DType, Weights};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -242,6 +243,111 @@ fn a_model_cut_for_ranks_joins_to_the_same_numbers() {
         }
     }
     assert!(compared[1] == 30 && compared[2..].iter().all(|&n| n > 10), "{compared:?}, {refused} refused");
+}
+
+/// A run that checks what is said to be behind updates: the norm that comes next, and the one product that reads it.
+struct Checked<'m> {
+    run: Run<'m>,
+    /// A norm and its reader that were announced.
+    behind: Option<[*const (); 2]>,
+    /// The reader of the last norm, if that was announced, and whether it has read.
+    reader: Option<(*const (), bool)>,
+    announced: usize,
+}
+
+type Projection = <OnCpu as ModelDevice>::Projection;
+
+fn address<T>(of: &T) -> *const () {
+    std::ptr::from_ref(of).cast()
+}
+
+impl Steps<OnCpu> for Checked<'_> {
+    fn embed(&mut self, vocabulary: &<OnCpu as ModelDevice>::Vocabulary) -> crate::Result<()> {
+        self.run.embed(vocabulary)
+    }
+
+    fn norm(&mut self, add: bool, norm: &Norm<OnCpu>, reader: Option<&Projection>) -> crate::Result<()> {
+        assert!(self.reader.is_none_or(|(_, has_read)| has_read), "nobody read a norm that had a reader");
+        self.reader = self.behind.take().map(|[of_norm, of_reader]| {
+            assert!(add && of_norm == address(norm) && reader.is_some_and(|reader| of_reader == address(reader)));
+            (of_reader, false)
+        });
+        self.run.norm(add, norm, reader)
+    }
+
+    fn norm_in_place(&mut self, what: InPlace, norm: &Norm<OnCpu>) -> crate::Result<()> {
+        assert!(self.behind.is_none(), "another norm than the one that was announced");
+        self.run.norm_in_place(what, norm)
+    }
+
+    fn add(&mut self) -> crate::Result<()> {
+        assert!(self.behind.is_none(), "an update is added although a norm was announced");
+        self.run.add()
+    }
+
+    fn project(&mut self, by: &Projection, from: Slot, to: Slot) -> crate::Result<()> {
+        assert!(self.behind.is_none(), "a product although a norm was announced");
+        if let Some((reader, has_read)) = self.reader.as_mut().filter(|_| from == Slot::Normed) {
+            assert!(*reader == address(by) && !*has_read, "another reader than the one that was announced");
+            *has_read = true;
+        }
+        self.run.project(by, from, to)
+    }
+
+    fn update(&mut self, by: &Projection, from: Slot, behind: Option<Behind<'_, OnCpu>>) -> crate::Result<()> {
+        self.announced += usize::from(behind.is_some());
+        let of = |Behind { norm, reader }: &Behind<'_, OnCpu>| [address::<Norm<OnCpu>>(norm), address(*reader)];
+        self.behind = behind.as_ref().map(of);
+        self.run.update(by, from, behind)
+    }
+
+    fn append(&mut self, layer: usize, attention: &Attention<OnCpu>) -> crate::Result<()> {
+        self.run.append(layer, attention)
+    }
+
+    fn last_rows(&mut self) -> crate::Result<()> {
+        self.run.last_rows()
+    }
+
+    fn attend(&mut self, layer: usize, attention: &Attention<OnCpu>) -> crate::Result<()> {
+        self.run.attend(layer, attention)
+    }
+
+    fn activate(&mut self, mlp: &super::FeedForward<OnCpu>) -> crate::Result<()> {
+        self.run.activate(mlp)
+    }
+
+    fn experts(&mut self, experts: &Experts<OnCpu>) -> crate::Result<ControlFlow<()>> {
+        assert!(self.behind.is_none() && self.reader.is_none_or(|(_, has_read)| has_read), "experts read a norm");
+        self.run.experts(experts)
+    }
+}
+
+#[test]
+fn what_is_behind_an_update_is_what_reads_the_stream_next() {
+    let mut random = Random(18);
+    let (mut all, mut with_none) = (0, 0);
+    for _ in 0..80 {
+        let spec = spec(&mut random);
+        let folder = tempfile::tempdir().unwrap();
+        write(&spec, folder.path(), &mut random);
+        let weights = Weights::open(folder.path()).unwrap();
+        let cpu = Cpu::new(1).unwrap();
+        let mut loader = Loader::new(&weights, LoadOptions::default()).unwrap();
+        let decoder = Decoder::load(&spec, &mut loader, &mut OnCpu, Shard::of(&Alone)).unwrap();
+        let mut cache = KvCache::new(spec.layers.len(), decoder.heads, 64, KvType::F32).unwrap();
+        let text = cache.begin();
+        let mut state = State::new(spec.hidden, decoder.heads, cache);
+        state.begin(&[(text, &[1, 2, 3])]);
+        let run = Run { cpu: &cpu, comm: &Alone, state: &mut state, tap: None };
+        let mut checked = Checked { run, behind: None, reader: None, announced: 0 };
+        decoder.forward(&mut checked, false).unwrap();
+        assert!(checked.behind.is_none(), "a norm was announced that did not come");
+        assert_eq!(checked.announced, decoder.updates().count());
+        all += checked.announced;
+        with_none += usize::from(checked.announced == 0);
+    }
+    assert!(all > 30 && (10..70).contains(&with_none), "{all} announced, {with_none} without any");
 }
 
 /// A rank that only says which it is.

@@ -6,9 +6,10 @@ use crate::cpu::Cpu;
 use crate::cpu::isa::Caps;
 use crate::cpu::matmul::Packed;
 use crate::cuda::Cuda;
-use crate::cuda::driver::{FloatViewMut, View};
-use crate::cuda::matmul::{self as cuda, Plans, QuantizedForm, QuantizedView, rows_form};
+use crate::cuda::driver::{FloatView, FloatViewMut, View};
+use crate::cuda::matmul::{self as cuda, Fold, FoldedNorm, Plans, QuantizedForm, QuantizedView, rows_form};
 use crate::cuda::nn::Dense;
+use crate::cuda::sources::Instance;
 use crate::error::Result;
 use crate::format::reference::Bound;
 use crate::format::{Act, Format, QTensor};
@@ -97,6 +98,29 @@ impl Linear<Cuda> {
     /// were quantised. *Errors:* rows of another form, a length that does not fit, memory that is short.
     pub fn forward_rows(&self, device: &Cuda, x: QuantizedView<'_>, y: FloatViewMut<'_>) -> Result<()> {
         self.layer.forward_rows(device, x, y, self.activation).map_err(|error| error.of(OP))
+    }
+
+    /// What products of m rows of x to y of these types are computed by that do their part of a norm; None where none does.
+    /// *Error:* no kernel computes the products.
+    pub fn folding(&self, device: &Cuda, [x, y]: [Float; 2], m: usize, fold: Fold) -> Result<Option<Instance>> {
+        let Some(w) = self.layer.packed() else { return Ok(None) };
+        let problem = Problem { format: Some(w.format()), x, y, m, n: self.n(), k: self.k() };
+        w.folding(device.gpu(), &problem, self.activation, fold).map_err(|error| error.of(OP))
+    }
+
+    /// Multiplies and does its part of a norm, where [`Linear::folding`] has a kernel for that.
+    ///
+    /// *Shapes:* those of [`Linear::forward`] and of the norm. *Accuracy:* as of [`run_folded`](cuda::run_folded). *Errors:* a length that
+    /// does not fit, a product that no kernel computes so, memory that is short.
+    pub fn forward_folded(
+        &self,
+        device: &Cuda,
+        x: FloatView<'_>,
+        m: usize,
+        y: FloatViewMut<'_>,
+        norm: &FoldedNorm<'_>,
+    ) -> Result<()> {
+        self.layer.forward_folded(device, x, m, y, self.activation, norm).map_err(|error| error.of(OP))
     }
 
     /// What it computes products of x to y of these types by, for every number of rows; None if it is dense. *Error:* no kernel

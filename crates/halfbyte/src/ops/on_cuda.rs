@@ -5,7 +5,9 @@ use super::device::layers::{self, Convolution, EpilogueInt8, ImagesInt8};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::driver::{Buffer, FloatView, FloatViewMut, View};
 use crate::cuda::int8::{self, Layer, Target};
-use crate::cuda::matmul::{self, Epilogue, LlmInt8Call, Packed, Packer, QuantizedCall, QuantizedView, run_quantized};
+use crate::cuda::matmul::{
+    self, Epilogue, FoldedNorm, LlmInt8Call, Packed, Packer, QuantizedCall, QuantizedView, run_quantized,
+};
 use crate::cuda::nn::{Dense, DenseCall};
 use crate::cuda::{AnyBytes, AnyBytesMut, AnyFloats, AnyFloatsMut, Cuda, Workspace, conv};
 use crate::error::{Error, Result};
@@ -89,6 +91,27 @@ impl Linear {
 
     pub(super) fn bias(&self) -> Option<View<'_, f32>> {
         self.bias.as_ref().map(Buffer::view)
+    }
+
+    /// Multiplies and does its part of a norm.
+    pub(super) fn forward_folded(
+        &self,
+        device: &Cuda,
+        x: FloatView<'_>,
+        m: usize,
+        y: FloatViewMut<'_>,
+        activation: Activation,
+        norm: &FoldedNorm<'_>,
+    ) -> Result<()> {
+        same_gpu(&self.device, device)?;
+        let Some(w) = self.packed() else {
+            return Err(Error::invalid("linear", "quantised weights beside a folded norm", "dense ones"));
+        };
+        let bytes = w.plans(device.gpu(), x.dtype(), y.dtype())?.at(m, false)?.workspace_bytes();
+        let epilogue = Epilogue { bias: self.bias.as_ref().map(Buffer::view), activation };
+        let mut working = device.workspace("linear", bytes)?;
+        let call = matmul::Call { x, m, w, epilogue, y, workspace: working.get(), batch_invariant: false };
+        matmul::run_folded(device.gpu(), device.stream(), &call, norm)
     }
 
     /// Multiplies rows that are codes already.

@@ -169,7 +169,11 @@ impl Rank<'_> {
                 let (residual, out) = (residual.view_mut(), out.view_mut(0..len));
                 if rms {
                     let (weight, update) = (weight.view(), Some(update));
-                    return nn::rms_norm(gpu, stream, Norm { residual, update, weight, eps: 1e-5, out, exact: None });
+                    return nn::rms_norm(
+                        gpu,
+                        stream,
+                        Norm { residual, update, weight, eps: 1e-5, out, exact: None, scales: None },
+                    );
                 }
                 let norm = LayerNorm { weight: weight.view(), bias: bias.view(), eps: 1e-5 };
                 norm.apply(gpu, stream, residual, Some(update), out)

@@ -241,6 +241,7 @@ impl Resident for CudaModel {
         instances.extend(of_attention(false));
         instances.extend(self.forms_of_rows(PREFILL_TOKENS).into_iter().flat_map(nn::quantized_instances));
         instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, PREFILL_TOKENS)?);
+        instances.extend(run::folded::instances(self)?);
         if self.has_more_steps() {
             instances.extend(nn::instances_of_some_models(caps.arch, Some(head_size), &[self.kv]));
             instances.extend(of_attention(true));

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut};
-use halfbyte::cuda::matmul::{Plans, QuantizedForm, QuantizedView};
+use halfbyte::cuda::matmul::{Fold, FoldedNorm, Plans, QuantizedForm, QuantizedView};
 use halfbyte::cuda::nn::{self, Dense, StepProduct};
 use halfbyte::cuda::sources::Instance;
 use halfbyte::kernel::{Activation, Problem};
@@ -154,6 +154,37 @@ impl Projection {
             }
         }
         Ok(())
+    }
+
+    /// Whether its products of m rows of a type do their part of a norm.
+    pub(crate) fn folds(&self, cuda: &Cuda, x: Float, m: usize, fold: Fold) -> Result<bool> {
+        let [part] = self.parts.as_slice() else { return Ok(false) };
+        Ok(!self.of_experts && part.folding(cuda, [x, self.y], m, fold)?.is_some())
+    }
+
+    /// What such products of up to `most` rows are computed by.
+    pub(crate) fn folding(&self, cuda: &Cuda, x: Float, most: usize, fold: Fold) -> Result<Vec<Instance>> {
+        let ([part], false) = (self.parts.as_slice(), self.of_experts) else { return Ok(Vec::new()) };
+        let Some(plans) = part.plans(cuda, x, self.y)? else { return Ok(Vec::new()) };
+        let [fastest, _] = plans.explain();
+        let rows = fastest.iter().map(|plan| plan.rows()).filter(|rows| rows[0] <= most);
+        let instances = rows.map(|[_, last]| part.folding(cuda, [x, self.y], last.min(most), fold));
+        Ok(instances.filter_map(|instance| instance.transpose()).collect::<halfbyte::Result<_>>()?)
+    }
+
+    /// Multiplies and does its part of a norm. Shapes: x `[m, k]`, y `[m, activated_outputs]` or `[m, n]`.
+    pub(crate) fn run_folded(
+        &self,
+        cuda: &Cuda,
+        x: FloatView<'_>,
+        m: usize,
+        y: FloatViewMut<'_>,
+        norm: &FoldedNorm<'_>,
+    ) -> Result<()> {
+        let [part] = self.parts.as_slice() else {
+            return Err(Error::invalid("a folded norm", "one product", self.parts.len().to_string()));
+        };
+        Ok(part.forward_folded(cuda, x, m, y, norm)?)
     }
 
     /// Multiplies and activates. Shapes: x `[m, k]`, y `[m, activated_outputs]`.

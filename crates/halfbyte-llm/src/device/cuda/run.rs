@@ -1,14 +1,17 @@
 //! Rows on their way through the layers, on a GPU, and what lies between these.
 
+pub(super) mod folded;
 mod norms;
+mod rows;
 
 use super::experts::Mixture;
 use super::projection::{Input, Projection};
 use super::ranks::Ranks;
 use super::{CudaModel, OnCuda, Vocabulary, persistent};
 use crate::arch::spec::GateClamp;
-use crate::decoder::{Attention, Decoder, Experts, FeedForward, InPlace, Norm, Slot, Steps};
+use crate::decoder::{Attention, Behind, Decoder, Experts, FeedForward, InPlace, Norm, Slot, Steps};
 use crate::error::{Error, Result};
+use folded::{Folded, Folding};
 use halfbyte::Cuda;
 use halfbyte::cuda::driver::{Buffer, View};
 use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
@@ -16,6 +19,7 @@ use halfbyte::cuda::nn::{
     self, AttentionWorkspace, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode, StepOfText,
 };
 use halfbyte::kernel::Activation;
+pub(super) use rows::{Pages, Rows};
 use std::ops::{ControlFlow, Range};
 
 /// What passes between the layers. All of it is allocated once and stays where it is, since recordings hold its addresses.
@@ -45,43 +49,7 @@ pub(super) struct State {
     only_row: Buffer<u32>,
     /// Those that the model is shared with.
     ranks: Option<Ranks>,
-}
-
-/// Rows that go through the layers together.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rows<'a> {
-    pub(super) tokens: View<'a, u32>,
-    /// Of each in its text.
-    pub(super) positions: View<'a, u32>,
-    /// Positions that attention is laid out for, at least those that a text has.
-    pub(super) longest: usize,
-    /// None: they are of the one text, which lies in the cache in order.
-    pub(super) texts: Option<Pages<'a>>,
-}
-
-/// Whose rows are whose, and where the texts lie in the cache: first those of one row each, then the others.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pages<'a> {
-    /// Where each row lies.
-    pub(super) slots: View<'a, u32>,
-    /// Positions of the texts' last rows.
-    pub(super) last: View<'a, u32>,
-    /// The pages of each text, as many of all.
-    pub(super) tables: View<'a, u32>,
-    /// The rows of the texts that have several.
-    pub(super) chunks: &'a [Range<usize>],
-}
-
-impl<'a> Pages<'a> {
-    fn texts(&self) -> usize {
-        self.last.len()
-    }
-
-    /// Of a range of texts.
-    fn tables_of(&self, texts: Range<usize>) -> View<'a, u32> {
-        let width = self.tables.len() / self.texts().max(1);
-        self.tables.slice(texts.start * width..texts.end * width)
-    }
+    folding: Folding,
 }
 
 impl State {
@@ -117,6 +85,7 @@ impl State {
             attention: AttentionWorkspace::new(gpu, cuda.stream(), *heads, texts, longest)?,
             persistent,
             ranks,
+            folding: Folding::new(cuda, *hidden)?,
             room: longest,
             cache,
         })
@@ -232,6 +201,7 @@ pub(crate) struct Run<'m> {
     summed: bool,
     /// The rows of the stream that this rank keeps, where the others are not up to date.
     own: Option<Range<usize>>,
+    folded: Folded,
 }
 
 impl<'m> Run<'m> {
@@ -246,6 +216,7 @@ impl<'m> Run<'m> {
             codes: None,
             summed: false,
             own: None,
+            folded: Folded::default(),
         }
     }
 
@@ -319,7 +290,17 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn norm(&mut self, add: bool, norm: &Norm<OnCuda>, reader: Option<&Projection>) -> Result<()> {
+        if self.norm_folded(norm) {
+            return Ok(());
+        }
         self.norm_rows(add, norm, reader)
+    }
+
+    fn update(&mut self, by: &Projection, from: Slot, behind: Option<Behind<'_, OnCuda>>) -> Result<()> {
+        match behind {
+            Some(behind) if self.update_folded(by, from, &behind)? => Ok(()),
+            _ => self.project(by, from, Slot::Update),
+        }
     }
 
     fn norm_in_place(&mut self, what: InPlace, norm: &Norm<OnCuda>) -> Result<()> {
@@ -353,6 +334,9 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn project(&mut self, by: &Projection, from: Slot, to: Slot) -> Result<()> {
+        if self.project_folded(by, to)? {
+            return Ok(());
+        }
         let (m, codes) = (self.on.len(), self.codes.take());
         let state = &mut *self.state;
         if let Some(width) = by.activated_outputs() {
@@ -397,6 +381,7 @@ impl Steps<OnCuda> for Run<'_> {
 
     fn last_rows(&mut self) -> Result<()> {
         self.whole_stream()?;
+        self.folded.scales = None;
         let Some(Pages { last, chunks, .. }) = self.rows.texts else {
             self.on = self.on.end - 1..self.on.end;
             return Ok(());

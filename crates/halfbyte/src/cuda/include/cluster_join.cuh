@@ -50,9 +50,18 @@ DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Given& g, u32 
                       sum[p][4 * i + 3]);
       }
   }
+  int slot = (set * (SET_WARPS / 4) + wg) * 4 + warp4;
+#if HB_FOLDED_NORM == 1
+  // The first one is on its way meanwhile.
+  auto of_slot = [&](int slot) {
+    const int e = slot * SPLIT + rank, n0 = n_tile + e / (NT / 8) * 16;
+    return of_stream(g, n0 < g.n ? n0 : 0, at.token + 8 * (e % (NT / 8)), at.end, lane);
+  };
+  OfStream of = of_slot(slot < parts_of_rank(rank) ? slot : 0);
+#endif
   mbarrier_wait(full, 0);
 #pragma unroll 1
-  for (int slot = (set * (SET_WARPS / 4) + wg) * 4 + warp4; slot < parts_of_rank(rank); slot += WARPGROUPS * 4) {
+  for (; slot < parts_of_rank(rank); slot += WARPGROUPS * 4) {
     float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
     for (int r = 0; r < SPLIT; r++) {
@@ -64,6 +73,11 @@ DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Given& g, u32 
       v.w += __uint_as_float(q[3]);
     }
     const int e = slot * SPLIT + rank, i = e % (NT / 8), n0 = n_tile + e / (NT / 8) * 16;
+#if HB_FOLDED_NORM == 1
+    if ((n0 >> 6) * 64 < g.n) add_to_stream(v, row_terms(g, at, n0, lane), of, g, n0, at.token + 8 * i, at.end, lane);
+    if (slot + WARPGROUPS * 4 < parts_of_rank(rank)) of = of_slot(slot + WARPGROUPS * 4);
+    continue;
+#endif
     if ((n0 >> 6) * 64 < g.n) store_block(v, row_terms(g, at, n0, lane), g, at, n0, at.token + 8 * i, lane);
   }
 }

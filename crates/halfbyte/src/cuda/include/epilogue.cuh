@@ -25,6 +25,9 @@ DEV RowTerms row_terms(const Given& g, const Place& at, int n0, int lane) {
   }
   return r;
 }
+#ifdef HB_FOLDED_NORM
+#include "folded_norm.cuh"
+#endif
 // Sums to outputs; v.x, v.y are row R and two tokens, v.z, v.w row R+8.
 struct Pairs {
   u32 lo, hi;
@@ -57,6 +60,9 @@ DEV void store_gated(float4 v, const RowTerms& r, const Given& g, int n0, int m0
 // Stores 16 rows x 8 tokens of a warp, those before the tile's end: two rows of one token a lane.
 DEV void store_block(float4 v, const RowTerms& r, const Given& g, const Place& at, int n0, int m0, int lane) {
   const int end = at.end;
+#if HB_FOLDED_NORM == 2
+  v = divided(v, m0, lane);
+#endif
   if constexpr (GATES) return store_gated(v, r, g, n0, m0, end, lane);
   if constexpr (OUT == 2) {  // 8 rows of a token are 32 bytes
     const int token = m0 + 2 * (lane & 3), row = n0 + (lane >> 2) - at.before;
@@ -96,6 +102,15 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, const Pl
     const int strip = (n0 >> 6) + p;
     if (strip * 64 >= g.n) break;  // the last tile may have fewer strips
     const RowTerms r = row_terms(g, at, n0 + 64 * p, lane);
+#if HB_FOLDED_NORM == 1
+    OfStream of[NT / 8];
+#pragma unroll
+    for (int i = 0; i < NT / 8; i++) of[i] = of_stream(g, n0 + 64 * p, at.token + 8 * i, at.end, lane);
+#pragma unroll
+    for (int i = 0; i < NT / 8; i++)
+      add_to_stream(four(sum[p] + 4 * i), r, of[i], g, n0 + 64 * p, at.token + 8 * i, at.end, lane);
+    continue;
+#endif
     if constexpr (STAGED == 0) {
 #pragma unroll
       for (int i = 0; i < NT / 8; i++) store_block(four(sum[p] + 4 * i), r, g, at, n0 + 64 * p, at.token + 8 * i, lane);

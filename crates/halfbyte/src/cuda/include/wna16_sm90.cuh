@@ -60,7 +60,9 @@ constexpr int X_SUMS_AT =
     EXCHANGE + SET_WARPS / 4 * STAGED * 128 + (SPLIT > 1 ? SPLIT * ((BLOCKS_OF_8 + SPLIT - 1) / SPLIT) * 512 : 0);
 constexpr int BARRIERS = X_SUMS_AT + STAGES_X * SUMS_BYTES;
 constexpr int SUMMED = BARRIERS + 16 * (STAGES_W + STAGES_X) + 48;  // barriers of a SUMMING_WARP
-constexpr int SHARED_BYTES = SUMMED + (SUMMING_WARP ? 8 * STAGES_W : 0);
+constexpr int FACTORS_OF_ROWS = SUMMED + (SUMMING_WARP ? 8 * STAGES_W : 0);  // of rows, for a norm that products share
+constexpr int FOLDED_ROWS = 32;  // that have such, as in folded_norm.rs
+constexpr int SHARED_BYTES = FACTORS_OF_ROWS + (NT <= FOLDED_ROWS ? 4 * FOLDED_ROWS : 0);
 
 static_assert(NT % 8 == 0 && NT <= 256, "tokens");
 static_assert(WINDOW == 0 || WINDOW == 32 || WINDOW == 64, "rows of a swizzle");
@@ -78,6 +80,17 @@ static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block
 static_assert(SHARED_BYTES <= 232448, "shared memory");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
 
+// A norm that two products share (folded_norm.cuh).
+struct NormOperands {
+  float* squares;  // [m][width / 16]
+  void* scaled;  // [m][width], of the type of x
+  const float* weight;  // [width]
+  const float* scales;  // [m]
+  float* next_scales;  // [m]
+  float eps;
+  int width;  // of the stream
+};
+
 // What the kernel is given, besides the tensor map of x: {k, m} of 2-byte numbers, box {64, min(NT, m)}, 128-byte
 // swizzle, zero fill. x starts at a multiple of 16 bytes and its rows are a multiple of 16 bytes apart; w and y start
 // at a multiple of 16 bytes. The host keeps units * sharers below 2^32, all units below 2^31, and steps >= SPLIT.
@@ -94,6 +107,7 @@ struct Arguments {
   int first, units;  // first cut tile (waves * workers); units in all cut tiles
   int padding;  // of this struct
   const float* x_sums;  // X_SUMS: [columns][steps][SUMS_BYTES / 4]; else null
+  NormOperands norm;  // if the kernel is compiled with HB_FOLDED_NORM
   // Outputs from a token of y to the next.
   __device__ __forceinline__ int pitch_of_y() const { return GATES ? n / 2 : n; }
 };

@@ -72,6 +72,11 @@ pub(super) trait Gemm: Sized + 'static {
         None
     }
 
+    /// Whether a configuration does its product's part of a norm.
+    fn folds_norms(_: &Form, _: Self::Config) -> bool {
+        false
+    }
+
     /// Configurations that may be asked for.
     fn candidates(form: &Form, m: usize, caps: &Caps) -> Vec<Self::Config>;
 

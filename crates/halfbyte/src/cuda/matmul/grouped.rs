@@ -419,9 +419,10 @@ impl<T: Gemm + Debug> Product for Of<T> {
         } else {
             (X::Floats(x), k)
         };
+        let (x_at, y_at) = (x.pointer(), y.pointer());
         let operands =
-            Operands { x: as_read, first: 0, m: rows, k, pitch, y: y.pointer(), bias: 0, workspace: at, sums: 0 };
-        let key = Key { tile, rows, x: x.pointer(), workspace: at };
+            Operands { x: as_read, first: 0, m: rows, k, pitch, y: y_at, bias: 0, workspace: at, sums: 0, norm: None };
+        let key = Key { tile, rows, x: x_at, workspace: at };
         let prepared = self.prepared.get(key, |_| {
             let plan = self.plan(&caps, tile);
             if plan.0.tokens() != tile {

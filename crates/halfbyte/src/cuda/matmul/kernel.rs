@@ -1,7 +1,7 @@
 //! A row of the table of products, and a kernel in one of its configurations.
 
 use super::pack::{Packer, Whole};
-use super::{Call, OP, Packed, QuantizedCall, QuantizedForm};
+use super::{Call, Fold, FoldedNorm, OP, Packed, QuantizedCall, QuantizedForm};
 use crate::cuda::driver::Stream;
 use crate::cuda::sources::{Arch, Instance};
 use crate::cuda::{Caps, Gpu};
@@ -132,6 +132,16 @@ pub(super) trait Configured: Any + Debug + Display + Send + Sync {
 
     /// Puts a product into a stream: lengths fit, and y has elements. Error: a workspace that is too small.
     fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()>;
+
+    /// What a problem is computed by that does its part of a norm; None where it does not.
+    fn folding(&self, _: &Caps, _: &Problem, _: Activation, _: Fold) -> Option<Instance> {
+        None
+    }
+
+    /// The same as [`Configured::run`] of such a product.
+    fn run_folded(&self, _: &Gpu, _: &Stream, _: &Call<'_>, _: &FoldedNorm<'_>) -> Result<()> {
+        Err(Error::invalid(OP, "a kernel that does its part of a norm", self.to_string()))
+    }
 
     /// The same with x that is quantised already, as the kernel's row says.
     fn run_quantized(&self, _: &Gpu, _: &Stream, _: &Problem, _: &QuantizedCall<'_>) -> Result<()> {

@@ -19,6 +19,7 @@ pub mod dequantize;
 #[doc(hidden)]
 pub mod dequantize_cublaslt;
 pub(in crate::cuda) mod finish;
+mod folded_norm;
 pub mod fpa_intb;
 mod gather;
 mod gemm;
@@ -46,6 +47,7 @@ pub mod wna8_mma;
 #[doc(hidden)]
 pub mod wna8_sm90;
 
+pub use folded_norm::{Fold, FoldedNorm, run_folded};
 pub use grouped::{Grouped, GroupedCall};
 pub use kernel::{Configuration, Kernel};
 pub use llm_int8::{LlmInt8, LlmInt8Call};

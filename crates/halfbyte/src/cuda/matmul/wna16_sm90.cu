@@ -167,6 +167,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   } else {
     if constexpr (PRODUCERS) registers_increase<WARPGROUPS == 4 ? 112 : 232>();
     dependency_wait();
+#if HB_FOLDED_NORM == 2
+    factors_of_norm(g.norm, g.m, warp, WARPGROUPS * 4, lane);
+#endif
     Consumer c{r, warp / SET_WARPS, warp % SET_WARPS >> 2, warp & 3, lane};
     c.w.stage = c.set;
     c.x.stage = c.set * (2 / BOXES);

@@ -13,6 +13,7 @@ mod cost;
 
 pub use candidates::{candidates, compiles};
 
+use super::folded_norm::{self, Fold};
 use super::gemm::{self, Choice, Gemm, Operands, Placed, Products, X};
 use super::grouped::{self, GroupedOperands};
 use super::kernel::{Answer, Kernel};
@@ -28,6 +29,7 @@ use crate::error::Result;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
+use bytemuck::Zeroable;
 use config::Config;
 
 static SOURCE: Source = Source {
@@ -88,11 +90,27 @@ fn instances(_: Arch) -> Vec<Instance> {
         Form::floats(Atom { bits: 5, group: 32, ..atom }, Float::F16),
     ];
     let others = Form::floats(Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F32);
+    let folded = [8, 16, 32].into_iter().flat_map(|m| {
+        let of = move |out, fold| {
+            let form = Form::floats(atom, out);
+            let config = config::config(&form, [m, 4096, 4096], &Caps::H200);
+            config.instance(&form, Activation::None).defining("FOLDED_NORM", fold as usize)
+        };
+        [of(Float::F32, Fold::Leaves), of(Float::F32, Fold::Divides), of(Float::F16, Fold::Divides)]
+    });
     all.chain(few)
+        .chain(folded)
         .chain(rounded)
         .chain(unlike)
         .chain(grouped::samples::<Wna16Sm90>(&Caps::H200, &[&forms[..], &[others]].concat()))
         .collect()
+}
+
+/// Whether a configuration does its product's part of a norm: of few rows, with half scales and no offsets.
+pub fn folds_norms(form: &Form, config: Config) -> bool {
+    // Two blocks have no registers for it beside 32 sums of codes of 8 bits in groups.
+    let registers = config.blocks == 1 || form.atom.field_bits() < 8 || config.strips * config.tokens < 32;
+    config.tokens <= folded_norm::ROWS && !form.atom.is_wide() && registers
 }
 
 /// The kernel as launchers see it.
@@ -138,6 +156,10 @@ impl Gemm for Wna16Sm90 {
         config.takes_sums_of_x(atom).then_some(SumsOfX { group: atom.group, tokens: config.tokens })
     }
 
+    fn folds_norms(form: &Form, config: Config) -> bool {
+        folds_norms(form, config)
+    }
+
     fn candidates(form: &Form, m: usize, caps: &Caps) -> Vec<Config> {
         candidates(form, m, caps)
     }
@@ -180,8 +202,9 @@ impl Gemm for Wna16Sm90 {
     }
 
     fn arguments(w: Placed, config: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
-        let Operands { y, bias, workspace, m, sums, .. } = *operands;
-        Arguments { x_sums: sums, ..Arguments::new(w, schedule, [y, bias, workspace], m, config.tokens.min(m)) }
+        let Operands { y, bias, workspace, m, sums, norm, .. } = *operands;
+        let norm = norm.unwrap_or_else(Zeroable::zeroed);
+        Arguments { x_sums: sums, norm, ..Arguments::new(w, schedule, [y, bias, workspace], m, config.tokens.min(m)) }
     }
 }
 
@@ -200,6 +223,7 @@ parameters! {
         cuts: Flat<Cuts>,
         padding: i32,
         x_sums: u64,
+        norm: folded_norm::NormOperands,
     }
 }
 
@@ -219,6 +243,7 @@ impl Arguments {
             cuts: Flat((*schedule).into()),
             padding: 0,
             x_sums: 0,
+            norm: Zeroable::zeroed(),
         }
     }
 }

@@ -13,6 +13,7 @@ mod convolutions;
 mod dequantize;
 mod driver;
 mod edge_shapes;
+mod folded_norm;
 mod fpa_intb;
 mod grouped;
 mod int8;

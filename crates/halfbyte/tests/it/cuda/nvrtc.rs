@@ -242,18 +242,23 @@ fn every_choice_compiles_without_spills() {
         };
         types.into_iter().map(move |x| Form { x, ..Form::floats(atom, out) })
     });
-    let all: Vec<_> =
-        forms.flat_map(|form| wna16_sm90::config::every(&form).into_iter().map(move |config| (form, config))).collect();
-    let spilled: Vec<String> = all
-        .par_iter()
-        .filter_map(|(form, config)| {
-            let (_, log) = nvrtc.compile_with(&config.instance(form, Activation::GeluTanh), arch, told(nvrtc)).unwrap();
-            let taken = taken(&log);
-            let spills = (taken.stack_bytes, taken.spilled_bytes) != (0, 0);
-            spills.then(|| format!("{form:?} {config}: {} bytes, {} registers", taken.spilled_bytes, taken.registers))
-        })
-        .collect();
-    assert!(spilled.is_empty(), "{} of {}: {spilled:#?}", spilled.len(), all.len());
+    let of = |form: Form| {
+        let every = wna16_sm90::config::every(&form).into_iter();
+        every.map(move |config| config.instance(&form, Activation::GeluTanh))
+    };
+    let all: Vec<_> = forms.flat_map(of).collect();
+    none_spills(nvrtc, arch, &all);
+}
+
+/// None of these spills.
+pub(super) fn none_spills(nvrtc: &Nvrtc, arch: Arch, all: &[Instance]) {
+    let spilled = all.par_iter().filter_map(|instance| {
+        let (_, log) = nvrtc.compile_with(instance, arch, told(nvrtc)).unwrap_or_else(|e| panic!("{e}"));
+        let taken = taken(&log);
+        ((taken.stack_bytes, taken.spilled_bytes) != (0, 0)).then(|| format!("{instance}: {taken:?}"))
+    });
+    let spilled: Vec<String> = spilled.collect();
+    assert!(spilled.is_empty(), "{} of {} for {arch}: {spilled:#?}", spilled.len(), all.len());
 }
 
 /// So does what may be chosen for quantised activations.
@@ -283,19 +288,11 @@ fn every_choice_for_codes_compiles_without_spills() {
         let problem = Problem { format: Some(parse(name)), x: Float::F16, y, m: 1, n: 4096, k: 4096 };
         let (atom, terms) = wna8_sm90::form(None, &problem).unwrap();
         let form = Form::codes(atom, terms, y);
-        wna8_sm90::config::every(atom, terms, y).into_iter().map(move |config| (form, config))
+        let every = wna8_sm90::config::every(atom, terms, y).into_iter();
+        every.map(move |config| config.instance(&form, Activation::None))
     };
     let all: Vec<_> = names.iter().enumerate().flat_map(of).collect();
-    let spilled: Vec<String> = all
-        .par_iter()
-        .filter_map(|(form, config)| {
-            let (_, log) = nvrtc.compile_with(&config.instance(form, Activation::None), arch, told(nvrtc)).unwrap();
-            let taken = taken(&log);
-            let spills = (taken.stack_bytes, taken.spilled_bytes) != (0, 0);
-            spills.then(|| format!("{form:?} {config}: {} bytes, {} registers", taken.spilled_bytes, taken.registers))
-        })
-        .collect();
-    assert!(spilled.is_empty(), "{} of {}: {spilled:#?}", spilled.len(), all.len());
+    none_spills(nvrtc, arch, &all);
 }
 
 /// Products by mma.sync lie in registers too, in every form of weights, also where copies wait there.
@@ -369,13 +366,8 @@ fn forms_of_implicit_products_compile_without_spills() {
     let all: Vec<Instance> = kernels.flat_map(of).collect();
     assert!(all.len() > 80, "{}", all.len());
     // Some of each format: the whole takes minutes.
-    let some: Vec<&Instance> = all.iter().step_by(SOME_FORMS).collect();
-    let spilling = some.into_par_iter().filter_map(|instance| {
-        let (_, log) = nvrtc.compile_with(instance, arch, told(nvrtc)).unwrap();
-        let taken = taken(&log);
-        ((taken.stack_bytes, taken.spilled_bytes) != (0, 0)).then(|| format!("{instance}: {taken:?}"))
-    });
-    assert_eq!(spilling.collect::<Vec<_>>(), Vec::<String>::new());
+    let some: Vec<Instance> = all.into_iter().step_by(SOME_FORMS).collect();
+    none_spills(nvrtc, arch, &some);
 }
 
 #[test]

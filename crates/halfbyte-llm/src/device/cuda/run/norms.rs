@@ -23,7 +23,7 @@ impl Run<'_> {
         let add = add && (sums_itself || own.is_none() && !self.add_sum()?);
         let rows = own.clone().unwrap_or(0..m);
         let (model, of_stream) = (self.model, self.on.start + rows.start..self.on.start + rows.end);
-        let State { residual: stream_of_text, update, normed, codes, mixture, ranks, .. } = &mut *self.state;
+        let State { residual: stream_of_text, update, normed, codes, mixture, ranks, folding, .. } = &mut *self.state;
         let all_ranks = ranks.as_ref();
         let ranks = all_ranks.filter(|_| sums_itself).and_then(|ranks| ranks.in_norm(m, hidden));
         let in_stream = of_stream.start * hidden..of_stream.end * hidden;
@@ -35,10 +35,14 @@ impl Run<'_> {
         let exact = mixture.as_mut().filter(|_| reader.is_none());
         let exact = exact.map(|mixture| mixture.exact.view_mut().slice(0..m * hidden));
         let summed = update.map(|values| Update { values, ranks });
+        self.folded.scales = None;
         match (self.codes, &norm.bias) {
             (None, None) => {
                 let out = normed.view_mut(in_normed);
-                nn::rms_norm(gpu, stream, nn::Norm { residual, update: summed, weight, eps, out, exact })?;
+                let scales = if own.is_none() { folding.scales_of_kernel(m) } else { None };
+                let (which, scales) = scales.unzip();
+                self.folded.scales = which;
+                nn::rms_norm(gpu, stream, nn::Norm { residual, update: summed, weight, eps, out, exact, scales })?;
             }
             (None, Some(bias)) => {
                 let (out, norm) = (normed.view_mut(in_normed), nn::LayerNorm { weight, bias: bias.view(), eps });

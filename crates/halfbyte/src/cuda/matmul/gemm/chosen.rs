@@ -3,13 +3,16 @@
 //! What the numbers of a product tell (rows, types, addresses) is found once and kept by its weight: where everything lies in the
 //! workspace, and every launch with its schedule, function and tensor maps. A product that comes again is looked up and launched.
 
+use super::super::folded_norm::{self, Fold, FoldedNorm};
 use super::super::grouped::with_output_function;
 use super::super::kernel::{Configuration, Configured, is_same};
 use super::super::quantize_activations::{self, Form as QuantizedForm};
 use super::super::sum_groups::{self, SumGroups, SumsOfX};
 use super::super::wna16::Weights;
 use super::super::{Call, Epilogue, Packed, QuantizedCall, QuantizedView, gather, problem, wna8};
-use super::{Gemm, Operands, X, at_once, bytes, config_of_copies, covers, most_parts_bytes, parts_bytes, plan, shape};
+use super::{
+    Gemm, Operands, X, at_once, bytes, config_of_copies, covers, form_on, most_parts_bytes, parts_bytes, plan, shape,
+};
 use crate::cuda::driver::{FloatView, FloatViewMut, Stream, View};
 use crate::cuda::kept::Kept;
 use crate::cuda::nn::Gate;
@@ -63,9 +66,16 @@ impl Configuration {
 }
 
 /// A configuration as it is compiled.
-fn instance(config: impl Tile, form: &Form, activation: Activation, gate: Option<Gate>) -> Instance {
+fn instance(
+    config: impl Tile,
+    form: &Form,
+    activation: Activation,
+    gate: Option<Gate>,
+    fold: Option<Fold>,
+) -> Instance {
     let plain = config.instance(form, activation);
-    if gate.is_some() { with_output_function(plain, Activation::None, gate) } else { plain }
+    let gated = if gate.is_some() { with_output_function(plain, Activation::None, gate) } else { plain };
+    fold.into_iter().fold(gated, |instance, fold| instance.defining("FOLDED_NORM", fold as usize))
 }
 
 /// What a product is prepared for.
@@ -80,6 +90,7 @@ pub(in crate::cuda::matmul) struct Key<C> {
     types: [Float; 2],
     activation: Activation,
     batch_invariant: bool,
+    fold: Option<Fold>,
     config: C,
     given: bool,
 }
@@ -228,6 +239,7 @@ struct Output<'a> {
     bias: u64,
     activation: Activation,
     batch_invariant: bool,
+    norm: Option<(Fold, folded_norm::NormOperands)>,
     workspace: View<'a, u8>,
 }
 
@@ -238,6 +250,7 @@ impl<'a> Output<'a> {
             bias: epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
             activation: epilogue.activation,
             batch_invariant: false,
+            norm: None,
             workspace: workspace.map(Workspace::view).unwrap_or_default(),
         }
     }
@@ -280,10 +293,11 @@ impl<T: Gemm> Chosen<T> {
                 };
                 let plan = plan::<T>(&caps, &form, problem, m, batch_invariant, Some(config));
                 tiled::check(&caps, &form, &plan).map_err(unserved::<T>)?;
-                let operands = Operands { x, first, m, k: problem.k, pitch, y: 0, bias: 0, workspace: 0, sums: 0 };
+                let (k, norm) = (problem.k, None);
+                let operands = Operands { x, first, m, k, pitch, y: 0, bias: 0, workspace: 0, sums: 0, norm };
                 let maps = T::map(config, &operands)?.into_iter().collect();
-                let launch =
-                    Prepared::new(on.gpu, &instance(config, &form, to.activation, caps.gate), &form, plan, maps)?;
+                let instance = instance(config, &form, to.activation, caps.gate, to.norm.map(|(fold, _)| fold));
+                let launch = Prepared::new(on.gpu, &instance, &form, plan, maps)?;
                 parts.push(Part { rows, first, m, config, sums: T::sums_of_x(&form, config), launch });
             }
         }
@@ -300,6 +314,7 @@ impl<T: Gemm> Chosen<T> {
             types: [problem.x, problem.y],
             activation: to.activation,
             batch_invariant: to.batch_invariant,
+            fold: to.norm.map(|(fold, _)| fold),
             config: self.config,
             given: self.given,
         };
@@ -323,7 +338,8 @@ impl<T: Gemm> Chosen<T> {
             }
             let workspace = to.workspace.pointer();
             let sums_at = sums.map_or(0, |_| workspace + product.places.terms as u64);
-            let operands = Operands { x, first, m, k, pitch, y, bias: to.bias, workspace, sums: sums_at };
+            let norm = to.norm.map(|(_, norm)| norm);
+            let operands = Operands { x, first, m, k, pitch, y, bias: to.bias, workspace, sums: sums_at, norm };
             if let Some(sums_of_x) = *sums {
                 let (x, dtype) = (operands.x_at(), problem.x);
                 SumGroups { sums_of_x, x, dtype, sums: sums_at, rows: m, k, pitch }.run(gpu, stream)?;
@@ -347,7 +363,7 @@ impl<T: Gemm> Configured for Chosen<T> {
             false => gather::instance(),
         };
         let sums = T::sums_of_x(&form, self.config).map(SumsOfX::instance);
-        [instance(self.config, &form, activation, self.gate), before].into_iter().chain(sums).collect()
+        [instance(self.config, &form, activation, self.gate, None), before].into_iter().chain(sums).collect()
     }
 
     fn workspace_bytes(&self, caps: &Caps, problem: &Problem, batch_invariant: bool) -> usize {
@@ -359,6 +375,33 @@ impl<T: Gemm> Configured for Chosen<T> {
         let to = Output::new(&call.epilogue, &call.y, call.workspace.as_deref());
         let to = Output { batch_invariant: call.batch_invariant, ..to };
         self.launch(Device { gpu, stream, w }, &problem(call), Input::of::<T>(w, call.x), to)
+    }
+
+    fn folding(&self, caps: &Caps, problem: &Problem, activation: Activation, fold: Fold) -> Option<Instance> {
+        let config = self.config;
+        let form = form_on::<T>(caps, problem).ok().filter(|form| T::folds_norms(form, config))?;
+        let serves = match fold {
+            // Sums as they are, of rows that are written whole.
+            Fold::Leaves => {
+                let as_they_are = caps.gate.is_none() && activation == Activation::None && problem.y == Float::F32;
+                as_they_are && problem.n.is_multiple_of(folded_norm::COLUMNS)
+            }
+            Fold::Divides => problem.k.is_multiple_of(folded_norm::COLUMNS),
+        };
+        let few = problem.m <= folded_norm::ROWS;
+        (serves && few).then(|| instance(config, &form, activation, self.gate, Some(fold)))
+    }
+
+    fn run_folded(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>, norm: &FoldedNorm<'_>) -> Result<()> {
+        let (w, problem, fold) = (weights::<T>(call.w)?, problem(call), norm.fold());
+        let input = Input::of::<T>(w, call.x);
+        let folds = self.folding(&w.caps(gpu), &problem, call.epilogue.activation, fold).is_some();
+        if !folds || !matches!(input, Input::InPlace(_)) {
+            return Err(unserved::<T>(Reason(format!("has no part of a norm in {problem}"))));
+        }
+        let to = Output::new(&call.epilogue, &call.y, call.workspace.as_deref());
+        let norm = Some((fold, norm.parameters(&problem)?));
+        self.launch(Device { gpu, stream, w }, &problem, input, Output { norm, ..to })
     }
 
     fn run_quantized(&self, gpu: &Gpu, stream: &Stream, problem: &Problem, call: &QuantizedCall<'_>) -> Result<()> {

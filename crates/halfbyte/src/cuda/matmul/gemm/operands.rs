@@ -1,5 +1,6 @@
 //! What a launch of a GEMM reads and writes, and how sources have that.
 
+use super::super::folded_norm;
 use super::super::quantize_activations::Form as QuantizedForm;
 use super::super::wna16::Weights;
 use crate::cuda::Workspace;
@@ -37,6 +38,8 @@ pub(in crate::cuda::matmul) struct Operands<'a> {
     pub workspace: u64,
     /// Address of the sums of these rows of x; 0: none.
     pub sums: u64,
+    /// Its part of a norm, if it has one.
+    pub norm: Option<folded_norm::NormOperands>,
 }
 
 impl Operands<'_> {

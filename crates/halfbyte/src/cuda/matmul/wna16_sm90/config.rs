@@ -1,6 +1,6 @@
 //! The many forms of the kernel, and who computes what in each: pure functions of the numbers. `choice.rs` says which one a shape takes.
 
-use crate::cuda::matmul::wna16;
+use crate::cuda::matmul::{folded_norm, wna16};
 use crate::cuda::schedule::MOST_CUT;
 use crate::cuda::sources::Instance;
 use crate::cuda::tiled::{Form, Tile};
@@ -211,7 +211,8 @@ impl Tile for Config {
         let sums = (self.sets - 1) * parts * 512 + exchange + self.warpgroups / self.sets * staged * 128;
         let barriers =
             16 * (self.stages_w + self.stages_x) + if self.has_summing_warp(atom) { 8 * self.stages_w } else { 0 };
-        ring + sums + barriers + 48 + self.stages_x * self.bytes_of_sums_of_x(atom)
+        let factors = if self.tokens <= folded_norm::ROWS { folded_norm::FACTORS_BYTES } else { 0 };
+        ring + sums + barriers + 48 + self.stages_x * self.bytes_of_sums_of_x(atom) + factors
     }
 
     fn parts_bytes(self, schedule: &Schedule) -> usize {

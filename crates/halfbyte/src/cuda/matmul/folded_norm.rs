@@ -1,0 +1,165 @@
+//! Norms that two products of few rows share: no kernel comes between them (`include/folded_norm.cuh`).
+//!
+//! ```text
+//! output, down:     stream += x · Wᵀ;   scaled = stream · weight · scale;   squares of the stream, in sums of 16
+//! q, k, v, gate:    y = (scaled · Wᵀ) / (scale · √(mean of the squares + ε))
+//! ```
+//!
+//! A row's scale is a power of two, so that scaling rounds nothing within the range of x: that of the norm before.
+
+use super::{Call, OP, Packed, check_lengths};
+use crate::cuda::Gpu;
+use crate::cuda::driver::{FloatViewMut, Stream, View, ViewMut};
+use crate::cuda::parameters::parameters;
+use crate::cuda::sources::Instance;
+use crate::error::{Error, Result};
+use crate::kernel::{Activation, Problem};
+use crate::tensor::Float;
+
+/// Rows at most, as in the source.
+pub(super) const ROWS: usize = 32;
+
+/// Bytes of shared memory for a factor of each.
+pub(super) const FACTORS_BYTES: usize = 4 * ROWS;
+
+/// Columns of the stream that a sum of squares is of.
+const SQUARES: usize = 16;
+
+/// Columns that a stream has a multiple of.
+pub(super) const COLUMNS: usize = 64;
+
+/// What a product does of a norm, with its number in the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fold {
+    /// Adds to the stream, and leaves what the next product reads.
+    Leaves = 1,
+    /// Divides its sums by the root mean square.
+    Divides = 2,
+}
+
+/// A product's part of a norm.
+#[derive(Debug)]
+pub enum FoldedNorm<'a> {
+    /// y is the stream `[m, n]` in f32, to which the product is added.
+    Leaves {
+        /// What the next product reads, `[m, n]`, in the type of x.
+        scaled: FloatViewMut<'a>,
+        /// Factors of the norm, `[n]`.
+        weight: View<'a, f32>,
+        /// Sums of squares, `[m, n / 16]`.
+        squares: ViewMut<'a, f32>,
+        /// Powers of two, `[m]`.
+        scales: View<'a, f32>,
+    },
+    /// x is what such a product left.
+    Divides {
+        /// Sums of squares, `[m, k / 16]`.
+        squares: View<'a, f32>,
+        /// Powers of two, `[m]`, that x was multiplied by.
+        scales: View<'a, f32>,
+        /// Those for the next norm, `[m]`.
+        next_scales: ViewMut<'a, f32>,
+        /// Added to the mean square.
+        eps: f32,
+    },
+}
+
+parameters! {
+    /// `NormOperands` of the source.
+    pub(in crate::cuda) struct NormOperands {
+        squares: u64,
+        scaled: u64,
+        weight: u64,
+        scales: u64,
+        next_scales: u64,
+        eps: f32,
+        width: i32,
+    }
+}
+
+impl FoldedNorm<'_> {
+    /// Rows that products share a norm of, at most.
+    pub const MOST_ROWS: usize = ROWS;
+
+    /// Sums of squares of the rows `[m, width]` of a stream.
+    pub const fn squares([m, width]: [usize; 2]) -> usize {
+        m * (width / SQUARES)
+    }
+
+    /// What it is.
+    pub(super) fn fold(&self) -> Fold {
+        match self {
+            Self::Leaves { .. } => Fold::Leaves,
+            Self::Divides { .. } => Fold::Divides,
+        }
+    }
+
+    /// As the source has it, for a product. Error: a length or a type that does not fit, addresses that are not whole vectors.
+    pub(super) fn parameters(&self, &Problem { x, y, m, n, k, .. }: &Problem) -> Result<NormOperands> {
+        let fits = |what: &str, want: usize, got: usize| match want == got {
+            true => Ok(()),
+            false => Err(Error::invalid(OP, format!("{what} of {want}"), format!("{got} elements"))),
+        };
+        let width = if self.fold() == Fold::Leaves { n } else { k };
+        let squares_len = Self::squares([m, width]);
+        let parameters = match self {
+            Self::Leaves { scaled, weight, squares, scales } => {
+                fits("scaled rows", m * n, scaled.len())?;
+                fits("a norm's weight", n, weight.len())?;
+                fits("squares", squares_len, squares.len())?;
+                fits("scales", m, scales.len())?;
+                if scaled.dtype() != x || y != Float::F32 {
+                    let expected = format!("scaled rows in {x}, and a stream in f32");
+                    return Err(Error::invalid(OP, expected, format!("{} and {y}", scaled.dtype())));
+                }
+                let [scaled, weight, squares, scales] =
+                    [scaled.pointer(), weight.pointer(), squares.pointer(), scales.pointer()];
+                NormOperands { squares, scaled, weight, scales, next_scales: 0, eps: 0.0, width: width as i32 }
+            }
+            Self::Divides { squares, scales, next_scales, eps } => {
+                fits("squares", squares_len, squares.len())?;
+                fits("scales", m, scales.len())?;
+                fits("next scales", m, next_scales.len())?;
+                let [squares, scales, next_scales] = [squares.pointer(), scales.pointer(), next_scales.pointer()];
+                NormOperands { squares, scaled: 0, weight: 0, scales, next_scales, eps: *eps, width: width as i32 }
+            }
+        };
+        match [parameters.squares, parameters.scaled].iter().all(|at| at.is_multiple_of(16)) {
+            true => Ok(parameters),
+            false => Err(Error::invalid(OP, "rows of a norm that begin at multiples of 16 bytes", "others")),
+        }
+    }
+}
+
+impl Packed {
+    /// What a product of m rows with it is computed by that does its part of a norm; None where none does.
+    ///
+    /// *Errors:* no kernel computes the product.
+    pub fn folding(
+        &self,
+        gpu: &Gpu,
+        problem: &Problem,
+        activation: Activation,
+        fold: Fold,
+    ) -> Result<Option<Instance>> {
+        if !self.in_order() || problem.m > ROWS {
+            return Ok(None);
+        }
+        let plans = self.plans(gpu, problem.x, problem.y)?;
+        let plan = plans.at(problem.m, false)?;
+        Ok(plan.configuration().get().folding(&self.caps(gpu), problem, activation, fold))
+    }
+}
+
+/// Puts a product that does its part of a norm into a stream: one that [`Packed::folding`] has a kernel for.
+///
+/// *Accuracy:* what is scaled is rounded to the type of x, as a norm's result is; the sum of squares has a relative error of at most
+/// (width / 32 + 32) · 2⁻²⁴. *Errors:* lengths that do not fit, a product that no kernel computes so.
+pub fn run_folded(gpu: &Gpu, stream: &Stream, call: &Call<'_>, norm: &FoldedNorm<'_>) -> Result<()> {
+    check_lengths(call)?;
+    if call.y.is_empty() {
+        return Ok(());
+    }
+    let plans = call.w.plans(gpu, call.x.dtype(), call.y.dtype())?;
+    plans.at(call.m, false)?.configuration().get().run_folded(gpu, stream, call, norm)
+}
