@@ -107,23 +107,29 @@ impl Running {
 
     /// What a gauge or counter says.
     pub async fn metric(&self, name: &str) -> f64 {
-        let text = self.get("/metrics").await.text();
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+        metric_in(&self.get("/metrics").await.text(), name)
     }
 
     /// Waits until nothing runs and nothing waits.
     pub async fn idle(&self) {
         for _ in 0..600 {
-            let texts = |state: &str| format!("halfbyte_texts{{model=\"m\",state=\"{state}\"}}");
-            if self.metric(&texts("running")).await + self.metric(&texts("waiting")).await == 0.0 {
-                assert_eq!(self.metric("halfbyte_kv_pages{model=\"m\",state=\"used\"}").await, 0.0);
+            // Of one answer: between two a text that waits may begin to run.
+            let metrics = self.get("/metrics").await.text();
+            let texts = |state: &str| metric_in(&metrics, &format!("halfbyte_texts{{model=\"m\",state=\"{state}\"}}"));
+            if texts("running") + texts("waiting") == 0.0 {
+                assert_eq!(metric_in(&metrics, "halfbyte_kv_pages{model=\"m\",state=\"used\"}"), 0.0);
                 return;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         panic!("texts do not end");
     }
+}
+
+/// What a gauge or counter says in an answer.
+fn metric_in(metrics: &str, name: &str) -> f64 {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse().unwrap()
 }
 
 pub fn pages_are_back(ended: Vec<(String, Ended)>) {
