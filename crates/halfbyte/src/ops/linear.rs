@@ -100,15 +100,21 @@ impl Linear<Cuda> {
         self.layer.forward_rows(device, x, y, self.activation).map_err(|error| error.of(OP))
     }
 
-    /// What products of m rows of x to y of these types are computed by that do their part of a norm; None where none does.
-    /// *Error:* no kernel computes the products.
+    /// Whether products of m rows of x to y of these types do their part of a norm. *Error:* no kernel computes them.
+    pub fn folds(&self, device: &Cuda, [x, y]: [Float; 2], m: usize, fold: Fold) -> Result<bool> {
+        let Some(w) = self.layer.packed() else { return Ok(false) };
+        let problem = self.problem(m, x, y);
+        w.folds(device.gpu(), &problem, self.activation, fold).map_err(|error| error.of(OP))
+    }
+
+    /// What such products are computed by; None where they do not. *Error:* as of [`Linear::folds`].
     pub fn folding(&self, device: &Cuda, [x, y]: [Float; 2], m: usize, fold: Fold) -> Result<Option<Instance>> {
         let Some(w) = self.layer.packed() else { return Ok(None) };
-        let problem = Problem { format: Some(w.format()), x, y, m, n: self.n(), k: self.k() };
+        let problem = self.problem(m, x, y);
         w.folding(device.gpu(), &problem, self.activation, fold).map_err(|error| error.of(OP))
     }
 
-    /// Multiplies and does its part of a norm, where [`Linear::folding`] has a kernel for that.
+    /// Multiplies and does its part of a norm, where [`Linear::folds`] says so.
     ///
     /// *Shapes:* those of [`Linear::forward`] and of the norm. *Accuracy:* as of [`run_folded`](cuda::run_folded). *Errors:* a length that
     /// does not fit, a product that no kernel computes so, memory that is short.

@@ -159,11 +159,11 @@ impl Projection {
     /// Whether its products of m rows of a type do their part of a norm.
     pub(crate) fn folds(&self, cuda: &Cuda, x: Float, m: usize, fold: Fold) -> Result<bool> {
         let [part] = self.parts.as_slice() else { return Ok(false) };
-        Ok(!self.of_experts && part.folding(cuda, [x, self.y], m, fold)?.is_some())
+        Ok(!self.of_experts && part.folds(cuda, [x, self.y], m, fold)?)
     }
 
     /// What such products of up to `most` rows are computed by.
-    pub(crate) fn folding(&self, cuda: &Cuda, x: Float, most: usize, fold: Fold) -> Result<Vec<Instance>> {
+    pub(crate) fn folding_instances(&self, cuda: &Cuda, x: Float, most: usize, fold: Fold) -> Result<Vec<Instance>> {
         let ([part], false) = (self.parts.as_slice(), self.of_experts) else { return Ok(Vec::new()) };
         let Some(plans) = part.plans(cuda, x, self.y)? else { return Ok(Vec::new()) };
         let [fastest, _] = plans.explain();

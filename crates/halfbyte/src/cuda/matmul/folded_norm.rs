@@ -132,9 +132,16 @@ impl FoldedNorm<'_> {
 }
 
 impl Packed {
-    /// What a product of m rows with it is computed by that does its part of a norm; None where none does.
+    /// Whether a product with it, of `problem.m` rows, does its part of a norm.
     ///
     /// *Errors:* no kernel computes the product.
+    pub fn folds(&self, gpu: &Gpu, problem: &Problem, activation: Activation, fold: Fold) -> Result<bool> {
+        let plans = self.plans(gpu, problem.x, problem.y)?;
+        let plan = plans.at(problem.m, false)?;
+        Ok(self.in_order() && plan.configuration().get().folds(&self.caps(gpu), problem, activation, fold))
+    }
+
+    /// What such a product is computed by; None where it does not. *Errors:* as of [`Packed::folds`].
     pub fn folding(
         &self,
         gpu: &Gpu,
@@ -142,16 +149,14 @@ impl Packed {
         activation: Activation,
         fold: Fold,
     ) -> Result<Option<Instance>> {
-        if !self.in_order() || problem.m > ROWS {
-            return Ok(None);
-        }
         let plans = self.plans(gpu, problem.x, problem.y)?;
         let plan = plans.at(problem.m, false)?;
-        Ok(plan.configuration().get().folding(&self.caps(gpu), problem, activation, fold))
+        let instance = plan.configuration().get().folding(&self.caps(gpu), problem, activation, fold);
+        Ok(instance.filter(|_| self.in_order()))
     }
 }
 
-/// Puts a product that does its part of a norm into a stream: one that [`Packed::folding`] has a kernel for.
+/// Puts a product that does its part of a norm into a stream: one that [`Packed::folds`] says so of.
 ///
 /// *Accuracy:* what is scaled is rounded to the type of x, as a norm's result is; the sum of squares has a relative error of at most
 /// (width / 32 + 32) · 2⁻²⁴. *Errors:* lengths that do not fit, a product that no kernel computes so.

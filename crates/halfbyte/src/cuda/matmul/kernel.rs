@@ -133,7 +133,12 @@ pub(super) trait Configured: Any + Debug + Display + Send + Sync {
     /// Puts a product into a stream: lengths fit, and y has elements. Error: a workspace that is too small.
     fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()>;
 
-    /// What a problem is computed by that does its part of a norm; None where it does not.
+    /// Whether a product does its part of a norm.
+    fn folds(&self, _: &Caps, _: &Problem, _: Activation, _: Fold) -> bool {
+        false
+    }
+
+    /// What a problem is computed by where it does; else None.
     fn folding(&self, _: &Caps, _: &Problem, _: Activation, _: Fold) -> Option<Instance> {
         None
     }

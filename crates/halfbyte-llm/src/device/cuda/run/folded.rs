@@ -47,8 +47,10 @@ pub(in super::super) fn instances(model: &CudaModel) -> Result<Vec<Instance>> {
     let (cuda, x) = (&model.cuda, model.activations);
     let mut instances = BTreeMap::new();
     for (by, behind) in model.decoder.updates().filter(|(_, behind)| is_shared(model, behind)) {
-        let [leaves, divides] =
-            [by.folding(cuda, x, ROWS, Fold::Leaves)?, behind.reader.folding(cuda, x, ROWS, Fold::Divides)?];
+        let [leaves, divides] = [
+            by.folding_instances(cuda, x, ROWS, Fold::Leaves)?,
+            behind.reader.folding_instances(cuda, x, ROWS, Fold::Divides)?,
+        ];
         if !leaves.is_empty() && !divides.is_empty() {
             instances.extend(leaves.into_iter().chain(divides).map(|instance| (instance.to_string(), instance)));
         }

@@ -377,9 +377,7 @@ impl<T: Gemm> Configured for Chosen<T> {
         self.launch(Device { gpu, stream, w }, &problem(call), Input::of::<T>(w, call.x), to)
     }
 
-    fn folding(&self, caps: &Caps, problem: &Problem, activation: Activation, fold: Fold) -> Option<Instance> {
-        let config = self.config;
-        let form = form_on::<T>(caps, problem).ok().filter(|form| T::folds_norms(form, config))?;
+    fn folds(&self, caps: &Caps, problem: &Problem, activation: Activation, fold: Fold) -> bool {
         let serves = match fold {
             // Sums as they are, of rows that are written whole.
             Fold::Leaves => {
@@ -388,14 +386,19 @@ impl<T: Gemm> Configured for Chosen<T> {
             }
             Fold::Divides => problem.k.is_multiple_of(folded_norm::COLUMNS),
         };
-        let few = problem.m <= folded_norm::ROWS;
-        (serves && few).then(|| instance(config, &form, activation, self.gate, Some(fold)))
+        let folds = |form: Form| T::folds_norms(&form, self.config);
+        serves && problem.m <= folded_norm::ROWS && form_on::<T>(caps, problem).is_ok_and(folds)
+    }
+
+    fn folding(&self, caps: &Caps, problem: &Problem, activation: Activation, fold: Fold) -> Option<Instance> {
+        let form = form_on::<T>(caps, problem).ok().filter(|_| self.folds(caps, problem, activation, fold))?;
+        Some(instance(self.config, &form, activation, self.gate, Some(fold)))
     }
 
     fn run_folded(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>, norm: &FoldedNorm<'_>) -> Result<()> {
         let (w, problem, fold) = (weights::<T>(call.w)?, problem(call), norm.fold());
         let input = Input::of::<T>(w, call.x);
-        let folds = self.folding(&w.caps(gpu), &problem, call.epilogue.activation, fold).is_some();
+        let folds = self.folds(&w.caps(gpu), &problem, call.epilogue.activation, fold);
         if !folds || !matches!(input, Input::InPlace(_)) {
             return Err(unserved::<T>(Reason(format!("has no part of a norm in {problem}"))));
         }
