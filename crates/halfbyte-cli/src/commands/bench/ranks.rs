@@ -172,7 +172,7 @@ impl Rank<'_> {
                     return nn::rms_norm(
                         gpu,
                         stream,
-                        Norm { residual, update, weight, eps: 1e-5, out, exact: None, scales: None },
+                        Norm { residual, update, weight, eps: 1e-5, out, exact: None, next: None },
                     );
                 }
                 let norm = LayerNorm { weight: weight.view(), bias: bias.view(), eps: 1e-5 };

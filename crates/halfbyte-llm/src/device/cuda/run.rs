@@ -85,7 +85,7 @@ impl State {
             attention: AttentionWorkspace::new(gpu, cuda.stream(), *heads, texts, longest)?,
             persistent,
             ranks,
-            folding: Folding::new(cuda, *hidden)?,
+            folding: Folding::new(cuda)?,
             room: longest,
             cache,
         })
@@ -381,7 +381,7 @@ impl Steps<OnCuda> for Run<'_> {
 
     fn last_rows(&mut self) -> Result<()> {
         self.whole_stream()?;
-        self.folded.scales = None;
+        self.folded.place = None;
         let Some(Pages { last, chunks, .. }) = self.rows.texts else {
             self.on = self.on.end - 1..self.on.end;
             return Ok(());

@@ -35,7 +35,7 @@ struct Params {
   const float *query_norm, *key_norm;  // weights [head_size], with norms
   u32 appends, pairs;
   float eps;
-  u32 padding;  // of this struct
+  u32 group;  // heads of a key/value head
 };
 
 constexpr float LOG2_E = 1.4426950408889634f;

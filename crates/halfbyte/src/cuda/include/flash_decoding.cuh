@@ -30,12 +30,14 @@ struct Share {
 
   // Positions and pages are older than the kernel before this one.
   __device__ __forceinline__ Share(const Params& p, u32 warps) {
-    const u32 group = p.heads / p.kv_heads, blocks = (group + COLUMNS - 1) / COLUMNS,
-              first = blockIdx.y % blocks * COLUMNS;
-    row = blockIdx.x, kv_head = blockIdx.y / blocks, part = blockIdx.z;
-    columns = min(COLUMNS, group - first), first_head = kv_head * group + first;
+    const u32 blocks = (p.group + COLUMNS - 1) / COLUMNS;
+    row = blockIdx.x, kv_head = blocks == 1 ? blockIdx.y : blockIdx.y / blocks, part = blockIdx.z;
+    const u32 first = (blockIdx.y - kv_head * blocks) * COLUMNS;
+    columns = min(COLUMNS, p.group - first), first_head = kv_head * p.group + first;
     end = u32(position_of(p, row, 1)) + 1;
     const u32 seen_from = u32(first_seen<true>(p, end));
+    from = seen_from, to = end, parts = 1;
+    if (p.parts == 1) return;
     // Parts of a length that is given, or of one that gives each warp of all parts as many tiles.
     const u32 given = p.part_length, begin = seen_from - seen_from % (given ? given : TILE), round = TILE * warps,
               each = given ? given : (end - begin + p.parts * round - 1) / (p.parts * round) * round;
@@ -171,10 +173,10 @@ template <KvType KV> DEV void add_values(float (&sum)[4], const u32 (&values)[4]
   mma_sync<BF16_VALUES<KV>>(sum, values, t.low[0], t.low[1]);
 }
 
-// What warps leave to be joined: sums of elements, [warps][COLUMNS][HEAD + 8]; greatest scores and sums of weights,
+// What warps leave to be joined: sums of elements, [warps][COLUMNS][HEAD + 4]; greatest scores and sums of weights,
 // [warps][COLUMNS].
 template <int HEAD> struct Left {
-  float (*sums)[COLUMNS][HEAD + 8];
+  float (*sums)[COLUMNS][HEAD + 4];
   float (*greatest)[COLUMNS];
   float (*weights)[COLUMNS];
 };
@@ -188,29 +190,42 @@ template <int HEAD> DEV void leave_weights(const Left<HEAD>& left, Weights& w) {
       left.greatest[warp][2 * (lane % 4) + h] = w.greatest[h], left.weights[warp][2 * (lane % 4) + h] = w.sum[h];
   }
 }
-// The sums of all warps, each shifted to the greatest score of all; where a row has several parts the block that comes
-// last adds theirs, in their order.
-template <int HEAD, KvType KV> DEV void join(const Params& p, const Share& of, u32 warps, const Left<HEAD>& left) {
+// The sums of all warps, up to MOST, each shifted to the greatest score of all; where a row has several parts the block
+// that comes last adds theirs, in their order.
+template <int HEAD, KvType KV, int MOST>
+DEV void join(const Params& p, const Share& of, u32 warps, const Left<HEAD>& left) {
   const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   __syncthreads();
-  for (u32 i = thread; i < of.columns * HEAD; i += blockDim.x) {
-    const u32 h = i / HEAD, d = i % HEAD;
+#pragma unroll 1
+  for (u32 i = thread; i < of.columns * (HEAD / 2); i += blockDim.x) {
+    const u32 h = i / (HEAD / 2), d = i % (HEAD / 2) * 2;
     if (d >= p.head_size) continue;
-    float higher = left.greatest[0][h], sum = 0, all = 0;
-    for (u32 w = 1; w < warps; w++) higher = fmaxf(higher, left.greatest[w][h]);
-    for (u32 w = 0; w < warps; w++) {
-      const float shrink = power_of_two(left.greatest[w][h] - base_of(higher));
-      sum = fmaf(left.sums[w][h][d], shrink, sum);
+    float greatest[MOST];
+#pragma unroll
+    for (int w = 0; w < MOST; w++) greatest[w] = w < int(warps) ? left.greatest[w][h] : minus_infinity();
+    float higher = greatest[0];
+#pragma unroll
+    for (int w = 1; w < MOST; w++) higher = fmaxf(higher, greatest[w]);
+    const float base = base_of(higher);
+    float2 sum = make_float2(0, 0);
+    float all = 0;
+#pragma unroll
+    for (int w = 0; w < MOST; w++) {
+      if (w >= int(warps)) continue;
+      const float shrink = power_of_two(greatest[w] - base);
+      const float2 v = *reinterpret_cast<const float2*>(&left.sums[w][h][d]);
+      sum.x = fmaf(v.x, shrink, sum.x), sum.y = fmaf(v.y, shrink, sum.y);
       all = fmaf(left.weights[w][h], shrink, all);
     }
     // What 1 stands for.
     const float one = higher - LIFT<KV>;
     const u64 at = u64(of.row) * p.heads + of.first_head + h;
     if (of.parts == 1) {
-      store_float(p.out, at * p.head_size + d, sum / total_of(one, all, sink_of(p, of.first_head + h)), p.out_type);
+      const float share = 1.f / total_of(one, all, sink_of(p, of.first_head + h));
+      store_two(p.out, at * p.head_size + d, sum.x * share, sum.y * share, p.out_type);
     } else {
       float* const of_part = p.partial + (at * p.parts + of.part) * (p.head_size + 2);
-      of_part[d] = sum;
+      of_part[d] = sum.x, of_part[d + 1] = sum.y;
       if (d == 0) of_part[p.head_size] = one, of_part[p.head_size + 1] = all;
     }
   }

@@ -20,6 +20,20 @@ DEV void store_float(void* to, u64 at, float value, FloatType type) {
     static_cast<u16*>(to)[at] = type == F16 ? half_of_float(value) : bfloat_of_float(value);
 }
 
+// Two, the first at an even place.
+DEV void store_two(void* to, u64 at, float a, float b, FloatType type) {
+  if (u64(to) % 8 != 0) {
+    store_float(to, at, a, type);
+    store_float(to, at + 1, b, type);
+  } else if (type == F32) {
+    *reinterpret_cast<float2*>(static_cast<float*>(to) + at) = make_float2(a, b);
+  } else {
+    const u32 low = type == F16 ? half_of_float(a) : bfloat_of_float(a),
+              high = type == F16 ? half_of_float(b) : bfloat_of_float(b);
+    *reinterpret_cast<u32*>(static_cast<u16*>(to) + at) = low | high << 16;
+  }
+}
+
 // As it comes back from where it was stored.
 DEV float rounded(float value, FloatType type) {
   if (type == F32) return value;

@@ -3,15 +3,16 @@
 //
 //   HB_FOLDED_NORM 1: stream = stream + sums                       y, f32
 //                     scaled = stream * weight * scale             in the type of x
-//                     squares = sums of the squares of 16 columns of the stream
+//                     squares = squares + those of the stream
 //   HB_FOLDED_NORM 2: sums / (scale * sqrt(mean of the squares + eps))
 //
-// A row's scale is a power of two that keeps scaled within the range of half floats, from the norm before
-// (norm_scale.cuh). The product that divides leaves that for the next norm.
+// A row's scale is a power of two that keeps scaled within the range of half floats, from the norm before. Squares are
+// added up in bins (binned_sum.cuh), so that blocks may come in any order. The product that divides begins the next
+// norm (next_norm.cuh).
 // After the header of a kernel's configuration.
 #pragma once
 #include "ampere.cuh"
-#include "norm_scale.cuh"
+#include "next_norm.cuh"
 #include "warp.cuh"
 
 // What sums are multiplied by, row by row.
@@ -19,37 +20,40 @@ DEV float* factors_of_rows() {
   extern __shared__ __align__(1024) u8 all_shared[];
   return (float*)(all_shared + FACTORS_OF_ROWS);
 }
-// The warps that multiply find it while x is on its way: 8 to 32 lanes add up the squares of a row.
-DEV void factors_of_norm(const NormOperands& p, int rows, int warp, int warps, int lane) {
-  const int lanes = rows <= warps ? 32 : rows <= 2 * warps ? 16 : 8;
-  const int row = (warp * 32 + lane) / lanes;
-  float sum = 0.f, scale = 1.f;
-  if (row < rows) {
-    const float4* squares = (const float4*)(p.squares + (u64)row * (p.width / 16));
-    scale = load_l2(p.scales + row);
-    constexpr int AT_ONCE = 8;
-#pragma unroll 1
-    for (int first = lane % lanes; first < p.width / 64; first += AT_ONCE * lanes) {
-      float4 v[AT_ONCE];
+// Squares of the rows, on their way to the warps that multiply: 8 lanes have those of a row.
+struct SquaresOfRows {
+  static constexpr int AT_ONCE = WARPGROUPS * 16, ROUNDS = (FOLDED_ROWS + AT_ONCE - 1) / AT_ONCE;
+  Bins bins[ROUNDS];
+  float scale[ROUNDS];
+  int row, pair;
+
+  __device__ __forceinline__ SquaresOfRows(const NormOperands& p, int rows, int thread)
+      : row(thread / 8), pair(thread % 8) {
 #pragma unroll
-      for (int i = 0; i < AT_ONCE; i++) {
-        const int at = first + i * lanes;
-        v[i] = at < p.width / 64 ? load_l2(squares + at) : make_float4(0.f, 0.f, 0.f, 0.f);
-      }
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; i++) sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
+    for (int i = 0; i < ROUNDS; i++) {
+      const int at = row + i * AT_ONCE;
+      if (at >= rows) continue;
+      bins[i] = load_bins(p.squares + at * BINS, pair);
+      scale[i] = load_l2(p.scales + at);
     }
   }
+  // Leaves the factors to all of these warps; the first block begins the next norm.
+  __device__ __forceinline__ void leave_factors(const NormOperands& p, int rows) const {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
-    if (distance < lanes) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-  const float factor = 1.f / sqrtf(sum / float(p.width) + p.eps);
-  if (row < rows && lane % lanes == 0) {
-    factors_of_rows()[row] = factor / scale;
-    if (blockIdx.x == 0) p.next_scales[row] = scale_of_norm(factor);
+    for (int i = 0; i < ROUNDS; i++) {
+      const int at = row + i * AT_ONCE;
+      const bool there = at < rows;
+      float sum = there ? value_of_bins(bins[i], pair) : 0.f;
+#pragma unroll
+      for (int distance = 1; distance < 8; distance *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+      if (!there) continue;
+      const float factor = 1.f / sqrtf(sum / float(p.width) + p.eps);
+      if (pair == 0) factors_of_rows()[at] = factor / scale[i];
+      if (blockIdx.x == 0) begin_norm(p.next, at, pair, factor);
+    }
+    barrier_sync(7, WARPGROUPS * 128);
   }
-  barrier_sync(7, warps * 32);
-}
+};
 
 // Sums of 8 tokens from m0 on, divided.
 DEV float4 divided(float4 v, int m0, int lane) {
@@ -94,7 +98,7 @@ DEV void add_to_stream(float4 v, const RowTerms& r, const OfStream& of, const Gi
     if (token + e >= end) continue;
     at[e * p.width] = o[e];
     at[e * p.width + 8] = o[e + 2];
-    if (lane < 4) p.squares[(u64)(token + e) * (p.width / 16) + n0 / 16] = square;
+    if (lane < 4) add_to_bins(p.squares + (token + e) * BINS, square);
   }
   const float w = of.weight[0], w8 = of.weight[1], s = of.scale[0], s1 = of.scale[1];
   const u32 lo = transpose_8x8(pair(o[0] * w * s, o[1] * w * s1)),

@@ -16,20 +16,21 @@ DEV float2 angle_at(u64 position, double turns_of_position) {
   return make_float2(float(cosine), float(sine));
 }
 
-// What a lane has of a head: both elements of pairs lane, lane + 32, ..., and of those that are in no pair as many.
-struct Head {
-  float first[MOST_PAIRS / 32], second[MOST_PAIRS / 32], alone[LARGEST_HEAD / 32];
+// What a lane has of a head of up to SIZE elements, a multiple of 64: both elements of pairs lane, lane + 32, ..., and of
+// those that are in no pair as many.
+template <int SIZE> struct Head {
+  float first[SIZE / 64], second[SIZE / 64], alone[SIZE / 32];
 
   __device__ __forceinline__ void load(const float* from, u32 pairs, u32 size) {
     const u32 lane = threadIdx.x % 32;
 #pragma unroll
-    for (u32 j = 0; j < MOST_PAIRS / 32; j++) {
+    for (u32 j = 0; j < SIZE / 64; j++) {
       const u32 i = lane + 32 * j;
       first[j] = i < pairs ? from[i] : 0.f;
       second[j] = i < pairs ? from[i + pairs] : 0.f;
     }
 #pragma unroll
-    for (u32 j = 0; j < LARGEST_HEAD / 32; j++) {
+    for (u32 j = 0; j < SIZE / 32; j++) {
       const u32 i = 2 * pairs + lane + 32 * j;
       alone[j] = i < size ? from[i] : 0.f;
     }
@@ -39,23 +40,23 @@ struct Head {
   __device__ __forceinline__ void norm(const Head& weight, u32 size, float eps) {
     float sum = 0;
 #pragma unroll
-    for (u32 j = 0; j < MOST_PAIRS / 32; j++) sum = fmaf(second[j], second[j], fmaf(first[j], first[j], sum));
+    for (u32 j = 0; j < SIZE / 64; j++) sum = fmaf(second[j], second[j], fmaf(first[j], first[j], sum));
 #pragma unroll
-    for (u32 j = 0; j < LARGEST_HEAD / 32; j++) sum = fmaf(alone[j], alone[j], sum);
+    for (u32 j = 0; j < SIZE / 32; j++) sum = fmaf(alone[j], alone[j], sum);
     const float factor = 1.0f / sqrtf(warp_sum(sum) / float(size) + eps);
 #pragma unroll
-    for (u32 j = 0; j < MOST_PAIRS / 32; j++) {
+    for (u32 j = 0; j < SIZE / 64; j++) {
       first[j] *= factor * weight.first[j];
       second[j] *= factor * weight.second[j];
     }
 #pragma unroll
-    for (u32 j = 0; j < LARGEST_HEAD / 32; j++) alone[j] *= factor * weight.alone[j];
+    for (u32 j = 0; j < SIZE / 32; j++) alone[j] *= factor * weight.alone[j];
   }
 
   // Rotates the pairs by their angles.
   __device__ __forceinline__ void rotate(const float2* angles, u32 pairs) {
 #pragma unroll
-    for (u32 j = 0; j < MOST_PAIRS / 32; j++) {
+    for (u32 j = 0; j < SIZE / 64; j++) {
       const u32 i = threadIdx.x % 32 + 32 * j;
       if (i >= pairs) break;
       const float a = first[j], b = second[j], cosine = angles[i].x, sine = angles[i].y;
@@ -74,9 +75,9 @@ struct Head {
       finite &= fabsf(v) < __uint_as_float(0x7f800000);
     };
 #pragma unroll
-    for (u32 j = 0; j < MOST_PAIRS / 32; j++) add(first[j]), add(second[j]);
+    for (u32 j = 0; j < SIZE / 64; j++) add(first[j]), add(second[j]);
 #pragma unroll
-    for (u32 j = 0; j < LARGEST_HEAD / 32; j++) add(alone[j]);
+    for (u32 j = 0; j < SIZE / 32; j++) add(alone[j]);
     if (!__all_sync(ALL_LANES, finite)) return __uint_as_float(0x7fc00000);
     return fmaxf(__fdiv_rn(warp_max(greatest), 127.f), 0x1p-126f);
   }
@@ -86,7 +87,7 @@ struct Head {
   __device__ __forceinline__ void store(u32 pairs, u32 size, bool all, const Store& store) const {
     const u32 lane = threadIdx.x % 32;
 #pragma unroll
-    for (u32 j = 0; j < MOST_PAIRS / 32; j++) {
+    for (u32 j = 0; j < SIZE / 64; j++) {
       const u32 i = lane + 32 * j;
       if (i >= pairs) break;
       store(i, first[j]);
@@ -94,7 +95,7 @@ struct Head {
     }
     if (!all) return;
 #pragma unroll
-    for (u32 j = 0; j < LARGEST_HEAD / 32; j++) {
+    for (u32 j = 0; j < SIZE / 32; j++) {
       const u32 i = 2 * pairs + lane + 32 * j;
       if (i < size) store(i, alone[j]);
     }

@@ -2,6 +2,7 @@
 #pragma once
 #include "decode_codes.cuh"
 #include "grouped.cuh"
+#include "next_norm.cuh"
 #include "windows.cuh"
 
 // A configuration is compiled with -D; the host's config() chooses it from m, n, k and the number of multiprocessors.
@@ -82,11 +83,11 @@ static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the hos
 
 // A norm that two products share (folded_norm.cuh).
 struct NormOperands {
-  float* squares;  // [m][width / 16]
+  u64* squares;  // [m][BINS]
   void* scaled;  // [m][width], of the type of x
   const float* weight;  // [width]
   const float* scales;  // [m]
-  float* next_scales;  // [m]
+  NextOperands next;
   float eps;
   int width;  // of the stream
 };

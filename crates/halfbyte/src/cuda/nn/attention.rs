@@ -265,7 +265,7 @@ parameters! {
         appends: u32,
         pairs: u32,
         eps: f32,
-        padding: u32,
+        group: u32,
     }
 }
 
@@ -374,7 +374,7 @@ pub fn attention(
         appends: what.append.is_some().into(),
         pairs: narrow(OP, "pairs", what.append.map_or(0, |append| append.rope.pairs()))?,
         eps: norms.map_or(0.0, |norms| norms.eps),
-        padding: 0,
+        group: heads.group() as u32,
     };
     if let Some(form) = of_hopper {
         return flash_decoding_sm90::launch(gpu, stream, &params, form, (cache, layer));

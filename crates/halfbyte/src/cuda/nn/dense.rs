@@ -2,17 +2,18 @@
 //!
 //! | name | rows | what it takes |
 //! |---|---|---|
+//! | `dense_rows_sm90` | 1 to 32 | Hopper, 128 outputs for each multiprocessor or more; else as `dense_rows_mma` |
 //! | `dense_rows_mma` | 1 to 16 | tensor cores: x and W of one type of 16 bits, whose rows begin at 16 bytes; f16 from sm_75 on, bf16 from sm_80 |
 //! | `dense_rows` | 1 to 16 | everything |
 //! | `dense_cublaslt` | more | as `dense_rows_mma` |
 //! | `dense_mma` | more | as `dense_rows_mma`, where cuBLASLt was not found |
 //! | `dense_tiles` | more | everything |
 //!
-//! Up to 16 rows weights are read once, and a row has the same bits whatever the others are and however many. All multiply
+//! Up to 16 rows weights are read once, and a row has the same bits whatever the others are and however many; by `dense_rows_sm90` up to 32. All multiply
 //! without rounding and add up in f32, so that one bound holds for all. Each can be put into a stream that is being recorded.
 
 use super::floats::{FloatBuffer, float_type};
-use super::{launch, overlapping, same_length};
+use super::{dense_rows_sm90, launch, overlapping, same_length};
 use crate::cuda::cublaslt::{self, Matrices, alignment};
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View};
 use crate::cuda::matmul::finish::Finish;
@@ -23,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::kernel::Activation;
 use crate::tensor::{Float, Floats};
 
-const OP: &str = "dense";
+pub(super) const OP: &str = "dense";
 
 static SOURCE: Source = Source { path: "nn/dense.cu", text: include_str!("dense.cu"), parameters: &[Params::LAYOUT] };
 
@@ -38,7 +39,7 @@ const MMA_STAGE_BYTES: u32 = 2 * 128 * 128;
 /// Blocks of a multiprocessor that take outputs in turn.
 const BLOCKS: usize = 2;
 
-/// From more rows than this on, tiles are faster.
+/// Rows up to which weights are read once on every processor.
 const MOST_FEW_ROWS: usize = 16;
 
 /// Sums of cuBLASLt that lie in the workspace at a time, unless those of one row take more.
@@ -77,12 +78,13 @@ pub(super) fn instances(arch: Arch, activates: bool) -> Vec<Instance> {
         [few, more, mma_instance(weights, activates)]
     });
     let all = of_any.into_iter().flatten().chain(of_halfs.flatten());
-    all.chain([tiles_instance(activates)]).collect()
+    all.chain([tiles_instance(activates)]).chain(dense_rows_sm90::instances(arch, activates)).collect()
 }
 
 /// What computes a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
+    RowsSm90,
     RowsMma,
     Rows,
     CublasLt,
@@ -112,8 +114,8 @@ pub struct Call<'a> {
 }
 
 parameters! {
-    /// As in the source.
-    struct Params {
+    /// As in `include/dense.cuh`.
+    pub(super) struct Params {
         x: u64,
         w: u64,
         bias: u64,
@@ -163,6 +165,7 @@ impl Dense {
     /// Name of what multiplies m rows of a type, whose memory begins at 16 bytes.
     pub fn kernel(&self, gpu: &Gpu, m: usize, x: Float) -> &'static str {
         match self.way(&gpu.caps(), m, x) {
+            Way::RowsSm90 => "dense_rows_sm90",
             Way::RowsMma => "dense_rows_mma",
             Way::Rows => "dense_rows",
             Way::CublasLt => "dense_cublaslt",
@@ -189,6 +192,7 @@ impl Dense {
         let halfs = x == self.data.dtype() && self.k.is_multiple_of(8) && caps.arch.multiplies(x);
         let of_library = self.k > 0 && [m, self.n, self.k].iter().all(|&size| i32::try_from(size).is_ok());
         match (m, halfs) {
+            (_, true) if dense_rows_sm90::takes(caps, [m, self.n, self.k]) => Way::RowsSm90,
             (..=MOST_FEW_ROWS, true) => Way::RowsMma,
             (..=MOST_FEW_ROWS, false) => Way::Rows,
             (_, true) if caps.cublaslt && of_library => Way::CublasLt,
@@ -230,8 +234,12 @@ impl Dense {
         let aligned = call.x.pointer().is_multiple_of(16) && self.rows().pointer().is_multiple_of(16);
         let plain = call.bias.is_none() && activation == Activation::None;
         match self.way(&gpu.caps(), m, x) {
-            Way::RowsMma if !aligned => self.by_kernel(gpu, stream, &call, activation, Way::Rows),
-            Way::CublasLt | Way::Mma if !aligned => self.by_kernel(gpu, stream, &call, activation, Way::Tiles),
+            Way::RowsSm90 | Way::RowsMma if !aligned && m <= MOST_FEW_ROWS => {
+                self.by_kernel(gpu, stream, &call, activation, Way::Rows)
+            }
+            Way::RowsSm90 | Way::CublasLt | Way::Mma if !aligned => {
+                self.by_kernel(gpu, stream, &call, activation, Way::Tiles)
+            }
             Way::CublasLt if workspace.is_some() || y == Float::F32 || plain && y == x => {
                 self.by_library(gpu, stream, &call, activation, workspace)
             }
@@ -264,6 +272,7 @@ impl Dense {
             high,
         };
         let (instance, grid, shared_bytes) = match way {
+            Way::RowsSm90 => return dense_rows_sm90::run(gpu, stream, &params, [call.x, w], [m, n, k], activates),
             Way::RowsMma => {
                 let blocks = BLOCKS * gpu.caps().multiprocessors as usize;
                 let rows = if m <= 8 { 8 } else { MOST_FEW_ROWS };

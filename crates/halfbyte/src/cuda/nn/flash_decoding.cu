@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(32 * most_warps(HEAD), 1) flash_decoding(const
   // As `shared_bytes` in flash_decoding.rs: queries, and what warps leave.
   u16(&queries)[2][COLUMNS][PITCH] = *reinterpret_cast<u16(*)[2][COLUMNS][PITCH]>(shared);
   Left<HEAD> left;
-  left.sums = reinterpret_cast<float (*)[COLUMNS][HEAD + 8]>(shared + sizeof(queries));
+  left.sums = reinterpret_cast<float (*)[COLUMNS][HEAD + 4]>(shared + sizeof(queries));
   left.greatest = reinterpret_cast<float (*)[COLUMNS]>(left.sums + warps);
   left.weights = left.greatest + warps;
   __shared__ float factors[COLUMNS];
@@ -177,5 +177,5 @@ __global__ void __launch_bounds__(32 * most_warps(HEAD), 1) flash_decoding(const
             make_float2(sums[i][j][h], sums[i][j][2 + h]);
     }
   }
-  join<HEAD, KV>(p, of, warps, left);
+  join<HEAD, KV, most_warps(HEAD)>(p, of, warps, left);
 }

@@ -131,7 +131,7 @@ pub(super) fn form(gpu: &Gpu, heads: Heads, texts: usize, division: Division) ->
 /// Shared memory of a block, as in the source: queries as two halves; sums of warps, greatest scores and weights.
 fn shared_bytes(head_size: usize, warps: usize) -> u32 {
     let head = head_size.next_multiple_of(64);
-    (4 * COLUMNS * (head + 32) + 4 * warps * COLUMNS * (head + 8 + 2)) as u32
+    (4 * COLUMNS * (head + 32) + 4 * warps * COLUMNS * (head + 4 + 2)) as u32
 }
 
 #[cfg(test)]

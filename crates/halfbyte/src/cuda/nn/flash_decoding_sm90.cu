@@ -25,7 +25,7 @@ template <int HEAD> struct Shape {
   static constexpr u32 BOX = TILE * 128, PART = RUNS * BOX, STAGE = 2 * PART;  // keys, then values
   static constexpr u32 PITCH = HEAD + 8;  // of queries: the same chunk of 8 rows lies in all banks
   static constexpr u32 QUERIES = 2 * 2 * COLUMNS * PITCH;
-  static_assert(4 * COLUMNS * (HEAD + 8) <= STAGE, "sums of a warp lie where its ring was");
+  static_assert(4 * COLUMNS * (HEAD + 4) <= STAGE, "sums of a warp lie where its ring was");
 };
 extern __shared__ __align__(1024) u8 shared[];
 
@@ -37,55 +37,60 @@ struct RowAt {
   __device__ __forceinline__ u32 chunk(u32 r, u32 i) const { return at + r * run + ((i ^ swizzle) << 4); }
 };
 
+constexpr u32 NOWHERE = 0xffffffff;
+
 // A row that is appended.
 template <int HEAD> struct OwnRow {
   u16 key[HEAD], value[HEAD];  // as the cache has them
   float heads[COLUMNS][HEAD];  // of queries, rotated
   float2 angles[MOST_PAIRS];
 };
-// Its queries, and its key and value where the block has the row's own position; all are there behind the next barrier.
+// Its queries, and its key and value where the block has the row's own position, which lies at `slot` of the cache; all
+// are there behind the next barrier.
 template <int HEAD, KvType KV, u32 PITCH>
-DEV void put_own_row(const Params& p, const Share& of, u32 warps, u16 (&queries)[2][COLUMNS][PITCH], float* factors,
-                     OwnRow<HEAD>& own) {
+DEV void put_own_row(const Params& p, const Share& of, u32 warps, u32 slot, u16 (&queries)[2][COLUMNS][PITCH],
+                     float* factors, OwnRow<HEAD>& own) {
   const u32 lane = threadIdx.x % 32, size = p.head_size;
   const float* const row = p.qkv + of.row * p.row_length;
 #pragma unroll 1
-  for (u32 i = threadIdx.x / 32; i < COLUMNS + 2; i += warps) {
-    // The block's queries, key and value, then columns without a query.
-    const bool is_query = i < of.columns, is_key = i == of.columns, is_value = i == of.columns + 1;
-    if (is_query || is_key || is_value) {
-      if (!is_query && of.to != of.end) continue;
-      const u32 of_row = is_query ? of.first_head + i : p.heads + (is_value ? p.kv_heads : 0) + of.kv_head;
-      const u32 pairs = is_value ? 0 : p.pairs;
-      Head head;
-      head.load(row + u64(of_row) * size, pairs, size);
-      if (p.query_norm && !is_value) {
-        Head weight;
-        weight.load(is_query ? p.query_norm : p.key_norm, pairs, size);
-        head.norm(weight, size, p.eps);
-      }
-      head.rotate(own.angles, pairs);
-      if (!is_query) {
-        // One of the blocks that share a head of keys appends it, if the cache has its place.
-        const bool appends = of.first_head == of.kv_head * (p.heads / p.kv_heads) && p.positions[of.row] == of.end - 1;
-        u16* const cache = static_cast<u16*>(const_cast<void*>(is_key ? p.keys : p.values)) +
-                           (u64(of.kv_head) * p.capacity + slot_of(p, of.row, of.end - 1)) * size;
-        u16* const to = is_key ? own.key : own.value;
-        for (u32 e = size + lane; e < HEAD; e += 32) to[e] = 0;
-        head.store(pairs, size, true, [&](u32 e, float v) {
-          const u16 bits = KV == BFLOATS ? bfloat_of_float(v) : half_of_float(v);
-          to[e] = bits;
-          if (appends) cache[e] = bits;
-        });
-        continue;
-      }
+  for (u32 i = threadIdx.x / 32; i < of.columns + (of.to == of.end ? 2 : 0); i += warps) {
+    const bool is_query = i < of.columns, is_value = i == of.columns + 1;
+    const u32 of_row = is_query ? of.first_head + i : p.heads + (is_value ? p.kv_heads : 0) + of.kv_head;
+    const u32 pairs = is_value ? 0 : p.pairs;
+    Head<HEAD> head;
+    head.load(row + u64(of_row) * size, pairs, size);
+    if (p.query_norm && !is_value) {
+      Head<HEAD> weight;
+      weight.load(is_query ? p.query_norm : p.key_norm, pairs, size);
+      head.norm(weight, size, p.eps);
+    }
+    head.rotate(own.angles, pairs);
+    if (is_query) {
       head.store(pairs, size, true, [&](u32 e, float v) { own.heads[i][e] = v; });
       __syncwarp();
+      QueryOfLane<HEAD, KV> query;
+      query.load(own.heads[i], true, size);
+      query.put(queries, factors, i, p.scale);
+    } else {
+      u16* const cache = static_cast<u16*>(const_cast<void*>(is_value ? p.values : p.keys)) +
+                         (u64(of.kv_head) * p.capacity + slot) * size;
+      u16* const to = is_value ? own.value : own.key;
+      for (u32 e = size + lane; e < HEAD; e += 32) to[e] = 0;
+      head.store(pairs, size, true, [&](u32 e, float v) {
+        const u16 bits = KV == BFLOATS ? bfloat_of_float(v) : half_of_float(v);
+        to[e] = bits;
+        if (slot != NOWHERE) cache[e] = bits;
+      });
     }
-    const u32 h = is_query ? i : i - 2;
-    QueryOfLane<HEAD, KV> query;
-    query.load(own.heads[h], is_query, size);
-    query.put(queries, factors, h, p.scale);
+  }
+}
+// Columns without a query.
+template <int HEAD, u32 PITCH> DEV void clear_columns(const Share& of, u16 (&queries)[2][COLUMNS][PITCH], float* factors) {
+  for (u32 i = threadIdx.x; i < (COLUMNS - of.columns) * (HEAD / 2); i += blockDim.x) {
+    const u32 h = of.columns + i / (HEAD / 2), d = i % (HEAD / 2) * 2;
+    *reinterpret_cast<u32*>(&queries[0][h][d]) = 0;
+    *reinterpret_cast<u32*>(&queries[1][h][d]) = 0;
+    if (d == 0) factors[h] = 0;
   }
 }
 
@@ -100,43 +105,50 @@ __global__ void __launch_bounds__(32 * MOST_WARPS, 1)
   const u32 stages = p.stages, rings = warps * stages * S::STAGE;
   u16(&queries)[2][COLUMNS][S::PITCH] = *reinterpret_cast<u16(*)[2][COLUMNS][S::PITCH]>(shared + rings);
   Left<HEAD> left;
-  left.sums = reinterpret_cast<float (*)[COLUMNS][HEAD + 8]>(shared);
+  left.sums = reinterpret_cast<float (*)[COLUMNS][HEAD + 4]>(shared);
   left.greatest = reinterpret_cast<float (*)[COLUMNS]>(shared + rings + S::QUERIES);
   left.weights = left.greatest + warps;
   __shared__ float factors[COLUMNS];
   __shared__ __align__(16) OwnRow<HEAD> own;
   const u32 base = shared_address(shared), ring = base + warp * stages * S::STAGE,
             barriers = base + rings + S::QUERIES + warps * (2 * 4 * COLUMNS) + warp * stages * 8;
+  if (threadIdx.x == 0) prefetch_map(&keys), prefetch_map(&values);
   const Share of(p, warps);
   const u32 to = of.to;
   if (of.from >= to) return;
 
-  // ---- as many tiles as the ring holds: those that are settled at once
+  // ---- as many tiles as the ring holds, each by a lane: those that are settled at once
   const u32 first = of.first_tile(warp), apart = warps * TILE;
-  const auto ask = [&](u32 tile, u32 stage) {
-    const u32 row = of.kv_head * u32(p.capacity) + slot_of(p, of.row, tile), full = barriers + 8 * stage;
+  // Where the tile of this lane lies, of 32 from a number of the warp's on.
+  const auto row_of = [&](u32 number) {
+    const u32 tile = first + (number + lane) * apart;
+    return tile < to ? of.kv_head * u32(p.capacity) + slot_of(p, of.row, tile) : 0;
+  };
+  const auto ask = [&](u32 row, u32 stage) {
+    const u32 full = barriers + 8 * stage;
     mbarrier_expect(full, S::STAGE);
 #pragma unroll
     for (u32 i = 0; i < 2 * S::RUNS; i++)
       copy_box(ring + stage * S::STAGE + i * S::BOX, i < S::RUNS ? &keys : &values, int(64 * (i % S::RUNS)), int(row),
                full);
   };
-  if (p.appends)
+  u32 row = row_of(0);
+  const bool asks = lane < stages && first + lane * apart < to, settled = asks && of.settled(p, first + lane * apart);
+  if (lane < stages) mbarrier_init(barriers + 8 * lane, 1);
+  mbarrier_init_fence();
+  if (settled) ask(row, lane);
+  u32 slot = NOWHERE;  // of the row's own key and value, where this block appends them and the cache has their place
+  if (p.appends) {
     for (u32 i = threadIdx.x; i < p.pairs; i += blockDim.x) own.angles[i] = angle_at(of.end - 1, p.turns[i]);
-  u32 asked = 0;
-  if (lane == 0) {
-    for (u32 stage = 0; stage < stages; stage++) mbarrier_init(barriers + 8 * stage, 1);
-    mbarrier_init_fence();
-    for (; asked < stages && first + asked * apart < to && of.settled(p, first + asked * apart); asked++)
-      ask(first + asked * apart, asked);
+    clear_columns<HEAD>(of, queries, factors);
+    if (of.first_head == of.kv_head * p.group && p.positions[of.row] == of.end - 1) slot = slot_of(p, of.row, of.end - 1);
   }
   dependency_wait();
   launch_dependents();
-  if (lane == 0)
-    for (; asked < stages && first + asked * apart < to; asked++) ask(first + asked * apart, asked);
+  if (asks && !settled) ask(row, lane);
   if (p.appends) {
     __syncthreads();
-    put_own_row<HEAD, KV>(p, of, warps, queries, factors, own);
+    put_own_row<HEAD, KV>(p, of, warps, slot, queries, factors, own);
   } else {
     put_queries<HEAD, KV>(p, of, warps, queries, factors);
   }
@@ -145,7 +157,7 @@ __global__ void __launch_bounds__(32 * MOST_WARPS, 1)
   // ---- tiles; columns of a lane are heads 2c and 2c + 1
   Weights weights;
   float sums[HEAD / 16][4] = {};
-  u32 stage = 0, phase = 0;
+  u32 stage = 0, phase = 0, asked = stages;
   const u32 own_position = p.appends ? of.end - 1 : 0xffffffff;  // which does not come from the cache
   const u32 query = shared_address(queries) + (lane & 7) * (2 * S::PITCH) + (lane >> 3) * 16;
 #pragma unroll 1
@@ -182,9 +194,11 @@ __global__ void __launch_bounds__(32 * MOST_WARPS, 1)
     }
     const u32 next = tile + stages * apart;
     if (next < to) {
+      if (asked % 32 == 0) row = row_of(asked);
+      const u32 of_next = __shfl_sync(ALL_LANES, row, asked++ % 32);
       loads_before_copies();
       __syncwarp();
-      if (lane == 0) ask(next, stage);
+      if (lane == 0) ask(of_next, stage);
     }
     if (++stage == stages) stage = 0, phase ^= 1;
   }
@@ -196,5 +210,5 @@ __global__ void __launch_bounds__(32 * MOST_WARPS, 1)
 #pragma unroll
     for (u32 i = 0; i < HEAD / 8; i++) left.sums[warp][2 * c + h][8 * i + g] = sums[i / 2][i % 2 * 2 + h];
   }
-  join<HEAD, KV>(p, of, warps, left);
+  join<HEAD, KV, MOST_WARPS>(p, of, warps, left);
 }

@@ -31,6 +31,9 @@ const MOST_BLOCKS: usize = 3;
 const AT_ONCE: usize = 40;
 const OF_JOIN: f64 = 7.6e6;
 
+/// Stages of a ring at most: each is first filled by a lane.
+const LANES: usize = 32;
+
 /// Elements of the least head: of shorter ones boxes would be mostly empty.
 const LEAST_HEAD: usize = 64;
 
@@ -92,7 +95,7 @@ pub(super) fn form(caps: Caps, heads: Heads, texts: usize, division: Division, l
     // A block takes 1 KB more than it asks for, and a multiprocessor has as much more than a block may have.
     let room = (caps.shared_bytes as usize + 1024) / at_once - 1024;
     let of_part = if part_length > 0 { part_length } else { longest.div_ceil(parts) };
-    let needed = of_part.div_ceil(warps * TILE) + 1;
+    let needed = (of_part.div_ceil(warps * TILE) + 1).min(LANES);
     let fits = |&stages: &usize| shared_bytes(heads.head_size, warps, stages) <= room;
     Form { grid, warps, stages: (1..=needed).take_while(fits).last().unwrap_or(1) }
 }

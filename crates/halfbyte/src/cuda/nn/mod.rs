@@ -17,6 +17,7 @@ mod attention_wgmma;
 mod collectives;
 mod columns;
 mod dense;
+mod dense_rows_sm90;
 mod embed;
 mod expert_layer;
 mod experts;

@@ -16,7 +16,7 @@
 
 #include "ampere.cuh"
 #include "early_launch.cuh"
-#include "norm_scale.cuh"
+#include "next_norm.cuh"
 #include "ranks.cuh"
 #include "threads_of_row.cuh"
 
@@ -39,7 +39,7 @@ struct Params {
   Rows rows;
   void* out;  // [rows][length]
   float* exact;  // the same before it is rounded to the type of out, or null
-  float* scales;  // [rows]: what the next norm's numbers are scaled by, if products fold it (norm_scale.cuh), or null
+  NextOperands next;  // if products fold it, or nulls
 };
 struct QuantizedParams {
   Rows rows;
@@ -120,7 +120,7 @@ template <bool ALONE, bool SHORT, class Begin> DEV void norm_row(const Params& p
     wait_and_launch(true);
   auto call = begin();
   const float factor = factor_of_row<Threads>(r, kept, call);
-  if (p.scales && Threads::thread() == 0) p.scales[row] = scale_of_norm(factor);
+  if (p.next.squares && Threads::thread() < 8) begin_norm(p.next, row, Threads::thread(), factor);
   if constexpr (!ALONE) load_weight();
   auto store = [&](u64 c, float4 v, float4 w) {
     v = make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w);

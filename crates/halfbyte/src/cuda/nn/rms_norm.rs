@@ -8,7 +8,7 @@ use super::{
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
-use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut};
+use crate::cuda::matmul::{NextNorm, NextOperands, QuantizedForm, QuantizedViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
@@ -66,7 +66,7 @@ parameters! {
         rows: Rows,
         out: u64,
         exact: u64,
-        scales: u64,
+        next: NextOperands,
     }
 
     /// As in the source.
@@ -91,8 +91,8 @@ pub struct Norm<'a> {
     pub out: FloatViewMut<'a>,
     /// The same in f32, `[m, d]`.
     pub exact: Option<ViewMut<'a, f32>>,
-    /// What the next norm's numbers are scaled by, if products fold that one, `[m]`.
-    pub scales: Option<ViewMut<'a, f32>>,
+    /// What the next norm begins with, if products fold that one.
+    pub next: Option<NextNorm<'a>>,
 }
 
 /// `residual += update`, if there is one; `out = residual / √(mean(residual²) + eps) · weight`, row by row.
@@ -101,27 +101,24 @@ pub struct Norm<'a> {
 /// to out's type, as long as the squares stay in the range of f32. *Errors:* lengths that do not fit. *Source:* Zhang and Sennrich, "Root Mean Square Layer Normalization",
 /// 2019.
 pub fn rms_norm(gpu: &Gpu, stream: &Stream, norm: Norm<'_>) -> Result<()> {
-    let Norm { residual, update, weight, eps, out, exact, scales } = norm;
+    let Norm { residual, update, weight, eps, out, exact, next } = norm;
     same_length(OP, "out", Some(residual.len()), out.len())?;
     if let Some(exact) = &exact {
         same_length(OP, "exact", Some(residual.len()), exact.len())?;
     }
     let exact = exact.map_or(0, |exact| exact.pointer());
     let (m, rows) = rows(&residual, update, weight, eps, out.dtype())?;
-    if let Some(scales) = &scales {
-        same_length(OP, "scales", Some(m), scales.len())?;
-    }
+    let next = next.map(|next| next.operands(m)).transpose().map_err(|error| error.of(OP))?.unwrap_or_default();
     if m == 0 {
         return Ok(());
     }
-    let scales = scales.map_or(0, |scales| scales.pointer());
     let ranks = update.and_then(|update| update.ranks);
     let aligned = rows.aligned & u32::from(out.pointer().is_multiple_of(16) && exact.is_multiple_of(16));
     put_norm(
         gpu,
         stream,
         [m, weight.len()],
-        Params { rows: Rows { aligned, ..rows }, out: out.pointer(), exact, scales },
+        Params { rows: Rows { aligned, ..rows }, out: out.pointer(), exact, next },
         ranks,
     )
 }
@@ -160,7 +157,7 @@ pub fn rms_norm_in_place(
     if m == 0 {
         return Ok(());
     }
-    let params = Params { out: of_rows.stream, rows: of_rows, exact: 0, scales: 0 };
+    let params = Params { out: of_rows.stream, rows: of_rows, exact: 0, next: NextOperands::default() };
     put_norm(gpu, stream, [m, weight.len()], params, None)
 }
 

@@ -50,7 +50,7 @@ template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS, BLOCKS) rope
   const bool stays = !NORMS && is_query && p.pairs == 0;
   const bool there = head < rotated + p.kv_heads && slot < p.capacity && !stays;
   float* from = p.qkv + (u64(row) * (rotated + p.kv_heads) + head) * p.head_size;
-  Head own, weight;
+  Head<LARGEST_HEAD> own, weight;
   if (there) own.load(from, pairs, p.head_size);
   if (NORMS && there && !is_value) weight.load(is_query ? p.query_norm : p.key_norm, pairs, p.head_size);
   if (pair < p.pairs) angles[pair] = angle_at(position, of_position);

@@ -8,7 +8,7 @@ use crate::ops::Typed;
 use bytemuck::Pod;
 use halfbyte::cuda::Cuda;
 use halfbyte::cuda::driver::{Buffer, View};
-use halfbyte::cuda::matmul::{Fold, FoldedNorm, Packer, wna16_sm90};
+use halfbyte::cuda::matmul::{Fold, FoldedNorm, NextNorm, Packer, wna16_sm90};
 use halfbyte::cuda::nn::{self, FloatBuffer, Gate, Norm};
 use halfbyte::cuda::sources::{Arch, Instance};
 use halfbyte::cuda::tiled::{Form, Tile};
@@ -47,7 +47,7 @@ struct Bench<'a> {
 /// What the first product leaves, and what follows from it.
 struct Left {
     scaled: FloatBuffer,
-    squares: Buffer<f32>,
+    squares: Buffer<u64>,
     scales: Buffer<f32>,
     /// What sums of the second product are to be multiplied by, row by row.
     factors: Vec<f64>,
@@ -113,6 +113,7 @@ impl Bench<'_> {
         let weight = random.normals(width);
         let (mut residual, weights) = (self.upload(&before), self.upload(&weight));
         let (mut scaled, mut scales) = (self.room(x, width), self.upload(&vec![f32::NAN; m]));
+        let mut squares = self.upload(&vec![u64::MAX; FoldedNorm::squares(m)]);
         let norm = Norm {
             residual: residual.view_mut(),
             update: None,
@@ -120,7 +121,7 @@ impl Bench<'_> {
             eps: EPS,
             out: scaled.view_mut(0..m * width),
             exact: None,
-            scales: Some(scales.view_mut()),
+            next: Some(NextNorm { squares: squares.view_mut(), scales: scales.view_mut() }),
         };
         nn::rms_norm(gpu, stream, norm).unwrap();
         let first_scales = self.read(scales.view());
@@ -129,7 +130,6 @@ impl Bench<'_> {
 
         let of_product = rounded(&random.activations(m * k), x);
         let on_device = FloatBuffer::upload(gpu, stream, Typed::new(&of_product, x).get()).unwrap();
-        let mut squares = self.upload(&vec![f32::NAN; m * width / 16]);
         let part = FoldedNorm::Leaves {
             scaled: scaled.view_mut(0..m * width),
             weight: weights.view(),
@@ -151,9 +151,11 @@ impl Bench<'_> {
             let want = x.round(v * weight[at % width] * first_scales[at / width]);
             assert!(got == want, "{what}: element {at} of what is scaled is {got}, expected {want}");
         }
-        for (sum, of) in self.read(squares.view()).into_iter().zip(got.chunks_exact(16)) {
-            let want: f64 = of.iter().map(|&v| f64::from(v).powi(2)).sum();
-            assert!((f64::from(sum) - want).abs() <= want * 2f64.powi(-20), "{what}: squares {sum}, expected {want}");
+        for (bins, row) in self.read(squares.view()).chunks_exact(FoldedNorm::squares(1)).zip(got.chunks_exact(width)) {
+            let want: f64 = row.iter().map(|&v| f64::from(v).powi(2)).sum();
+            let in_units = bins.iter().zip(0..).map(|(&bin, i)| bin as f64 * 2f64.powi(16 * i - 150));
+            let sum: f64 = in_units.sum();
+            assert!((sum - want).abs() <= want * 2f64.powi(-20), "{what}: squares {sum}, expected {want}");
         }
         let of_norm: Vec<f64> = got.chunks_exact(width).map(|row| self.factor(row)).collect();
         let factors = of_norm.iter().zip(&first_scales).map(|(factor, &scale)| factor / f64::from(scale)).collect();
@@ -162,16 +164,18 @@ impl Bench<'_> {
 
     /// A product of what was left, with so many outputs of a type.
     fn divided(&self, by: &Linear<Cuda>, left: &Left, y: Float, outputs: usize) -> Vec<f32> {
-        let (mut out, mut next) = (self.room(y, outputs), self.upload(&vec![f32::NAN; self.m]));
+        let (mut out, mut scales) = (self.room(y, outputs), self.upload(&vec![f32::NAN; self.m]));
+        let mut squares = self.upload(&vec![u64::MAX; FoldedNorm::squares(self.m)]);
         let part = FoldedNorm::Divides {
             squares: left.squares.view(),
             scales: left.scales.view(),
-            next_scales: next.view_mut(),
+            next: NextNorm { squares: squares.view_mut(), scales: scales.view_mut() },
             eps: EPS,
         };
         let (x, to) = (left.scaled.view(0..self.m * self.width), out.view_mut(0..self.m * outputs));
         by.forward_folded(self.cuda, x, self.m, to, &part).unwrap();
-        self.check_scales(&self.read(next.view()), &left.of_norm);
+        self.check_scales(&self.read(scales.view()), &left.of_norm);
+        assert!(self.read(squares.view()).iter().all(|&bin| bin == 0), "{}: the next squares", self.what);
         self.floats(&out)
     }
 
@@ -222,8 +226,8 @@ impl Bench<'_> {
     fn expected(&self, w: &QTensor, left: &Left) -> Vec<(f64, f64)> {
         let reference = reference_of(&self.floats(&left.scaled), self.m, w, parse("w4a16").act);
         let bound = Bound::new(Float::F32, self.width);
-        // Of the factor: squares are added up by lanes, then a root and two divisions.
-        let of_factor = (self.width as f64 / 32.0 + 32.0) * 2f64.powi(-24);
+        // Of the factor: squares in sums of 16, sums of bins, then a root and two divisions.
+        let of_factor = 32.0 * 2f64.powi(-24);
         let both = reference.value.iter().zip(&reference.magnitude).enumerate();
         let of = |(at, (value, magnitude)): (usize, (&f64, &f64))| {
             let factor = left.factors[at / w.n()];
@@ -295,7 +299,7 @@ fn what_does_not_fit_a_folded_norm_is_refused() {
         let (x, m, width) = (Float::F16, 4, 448);
         let bench = Bench { cuda: &cuda, x, m, width, what: "refused".into() };
         let left = bench.left_by_a_product(&mut random, "w4a16-g128", 384);
-        let mut next = bench.upload(&[0.0f32; 4]);
+        let (mut scales, mut next) = (bench.upload(&[0.0f32; 4]), bench.upload(&[0u64; 64]));
         let mut out = bench.room(Float::F32, 64);
         let linear = |name: &str, shuffled: bool| {
             let w = Random(9).qtensor(parse(name).weight, [64, width], shuffled);
@@ -309,11 +313,11 @@ fn what_does_not_fit_a_folded_norm_is_refused() {
         assert!(of(&linear("w4a16-g32-float-sf32", false), 4).is_none());
         let narrow = bench.pack(&random.qtensor(parse("w4a16-g64").weight, [72, 384], false), "w4a16-g64");
         assert!(narrow.folding(&cuda, [x, Float::F32], 4, Fold::Leaves).unwrap().is_none());
-        for (linear, rows, squares) in [(&linear("w4a16-g64", true), m, 112), (&plain, m, 111), (&plain, m - 1, 112)] {
+        for (linear, rows, squares) in [(&linear("w4a16-g64", true), m, 64), (&plain, m, 63), (&plain, m - 1, 64)] {
             let part = FoldedNorm::Divides {
                 squares: left.squares.view().slice(0..squares),
                 scales: left.scales.view().slice(0..rows),
-                next_scales: next.view_mut(),
+                next: NextNorm { squares: next.view_mut(), scales: scales.view_mut() },
                 eps: EPS,
             };
             let (x, y) = (left.scaled.view(0..m * width), out.view_mut(0..m * 64));

@@ -97,7 +97,7 @@ fn norms_leave_the_codes_of_norms_that_are_quantized() {
                 eps,
                 out: out.view_mut(0..m * k),
                 exact: None,
-                scales: None,
+                next: None,
             };
             nn::rms_norm(&gpu, &bench.stream, norm).unwrap();
             let want = bench.by_itself(form, &out);

@@ -6,34 +6,48 @@ use crate::arch::spec::NormKind;
 use crate::decoder::{Behind, Norm, Slot};
 use crate::error::Result;
 use halfbyte::Cuda;
-use halfbyte::cuda::driver::{Buffer, ViewMut};
-use halfbyte::cuda::matmul::{Fold, FoldedNorm};
+use halfbyte::cuda::driver::{Buffer, Context};
+use halfbyte::cuda::matmul::{Fold, FoldedNorm, NextNorm};
 use halfbyte::cuda::sources::Instance;
 use std::collections::BTreeMap;
 
 /// Rows at most.
 const ROWS: usize = FoldedNorm::MOST_ROWS;
 
-/// What passes between the products of a norm.
+/// What passes from a norm to the next one, in turns.
 #[derive(Debug)]
-pub(super) struct Folding {
-    /// Sums of the squares of 16 columns of the stream.
-    squares: Buffer<f32>,
-    /// What a norm's numbers are scaled by: of a norm and of the next one in turns.
-    scales: [Buffer<f32>; 2],
+pub(super) struct Folding([OfNorm; 2]);
+
+/// What a norm finds.
+#[derive(Debug)]
+struct OfNorm {
+    /// Sums of squares.
+    squares: Buffer<u64>,
+    /// What its numbers are scaled by.
+    scales: Buffer<f32>,
+}
+
+impl OfNorm {
+    fn new(context: &Context) -> halfbyte::Result<Self> {
+        Ok(Self { squares: context.allocate(FoldedNorm::squares(ROWS))?, scales: context.allocate(ROWS)? })
+    }
+
+    /// For the norm before to fill it, of so many rows.
+    fn next(&mut self, rows: usize) -> NextNorm<'_> {
+        let (squares, scales) = (self.squares.view_mut(), self.scales.view_mut());
+        NextNorm { squares: squares.slice(0..FoldedNorm::squares(rows)), scales: scales.slice(0..rows) }
+    }
 }
 
 impl Folding {
-    /// For a stream of a width.
-    pub(super) fn new(cuda: &Cuda, hidden: usize) -> Result<Self> {
+    pub(super) fn new(cuda: &Cuda) -> Result<Self> {
         let context = cuda.gpu().context();
-        let squares = context.allocate(FoldedNorm::squares([ROWS, hidden]))?;
-        Ok(Self { squares, scales: [context.allocate(ROWS)?, context.allocate(ROWS)?] })
+        Ok(Self([OfNorm::new(context)?, OfNorm::new(context)?]))
     }
 
-    /// Where a norm of so many rows that has a kernel leaves the next one's scales, and which those are; None of many rows.
-    pub(super) fn scales_of_kernel(&mut self, rows: usize) -> Option<(usize, ViewMut<'_, f32>)> {
-        (rows <= ROWS).then(|| (0, self.scales[0].view_mut().slice(0..rows)))
+    /// What a norm of so many rows that has a kernel leaves for the next one, and in which place; None of many rows.
+    pub(super) fn behind_kernel(&mut self, rows: usize) -> Option<(usize, NextNorm<'_>)> {
+        (rows <= ROWS).then(|| (0, self.0[0].next(rows)))
     }
 }
 
@@ -61,8 +75,8 @@ pub(in super::super) fn instances(model: &CudaModel) -> Result<Vec<Instance>> {
 /// How far the norm is that is next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Folded {
-    /// Which scales are the next norm's, if the norm before left some.
-    pub(super) scales: Option<usize>,
+    /// The place of what the next norm finds, if the norm before left some.
+    pub(super) place: Option<usize>,
     /// The product before left what the next one reads.
     left: bool,
     /// The next product divides, with this added to the mean square.
@@ -82,12 +96,13 @@ impl Run<'_> {
 
     /// Multiplies, adds to the stream and leaves what the next product reads, if both share the norm between them; whether it did.
     pub(super) fn update_folded(&mut self, by: &Projection, from: Slot, behind: &Behind<'_, OnCuda>) -> Result<bool> {
-        let Some(scales) = self.folded.scales else { return Ok(false) };
+        let Some(place) = self.folded.place else { return Ok(false) };
         if !self.folds(by, behind)? {
             return Ok(false);
         }
         let (m, hidden, first) = (self.on.len(), self.model.decoder.hidden, self.on.start);
         let state = &mut *self.state;
+        let OfNorm { squares, scales } = &mut state.folding.0[place];
         let x = match from {
             Slot::Attended => state.attended.view(0..m * by.k()),
             _ => state.inner.view(0..m * by.k()),
@@ -95,8 +110,8 @@ impl Run<'_> {
         let norm = FoldedNorm::Leaves {
             scaled: state.normed.view_mut(0..m * hidden),
             weight: behind.norm.weight.view(),
-            squares: state.folding.squares.view_mut().slice(0..FoldedNorm::squares([m, hidden])),
-            scales: state.folding.scales[scales].view().slice(0..m),
+            squares: squares.view_mut().slice(0..FoldedNorm::squares(m)),
+            scales: scales.view().slice(0..m),
         };
         let stream = state.residual.view_mut().slice(first * hidden..(first + m) * hidden);
         by.run_folded(self.cuda, x, m, stream.into(), &norm)?;
@@ -115,14 +130,14 @@ impl Run<'_> {
 
     /// Multiplies what such a product has left; whether there is such.
     pub(super) fn project_folded(&mut self, by: &Projection, to: Slot) -> Result<bool> {
-        let Some((eps, scales)) = self.folded.divides.take().zip(self.folded.scales) else { return Ok(false) };
+        let Some((eps, place)) = self.folded.divides.take().zip(self.folded.place) else { return Ok(false) };
         let (m, state) = (self.on.len(), &mut *self.state);
-        let [first, second] = &mut state.folding.scales;
-        let (scales_of_x, next) = if scales == 0 { (first, second) } else { (second, first) };
+        let [first, second] = &mut state.folding.0;
+        let (own, next) = if place == 0 { (first, second) } else { (second, first) };
         let norm = FoldedNorm::Divides {
-            squares: state.folding.squares.view().slice(0..FoldedNorm::squares([m, by.k()])),
-            scales: scales_of_x.view().slice(0..m),
-            next_scales: next.view_mut().slice(0..m),
+            squares: own.squares.view().slice(0..FoldedNorm::squares(m)),
+            scales: own.scales.view().slice(0..m),
+            next: next.next(m),
             eps,
         };
         let x = state.normed.view(0..m * by.k());
@@ -132,7 +147,7 @@ impl Run<'_> {
             (None, _) => state.up.view_mut().slice(0..m * by.n()).into(),
         };
         by.run_folded(self.cuda, x, m, y, &norm)?;
-        self.folded.scales = Some(1 - scales);
+        self.folded.place = Some(1 - place);
         Ok(true)
     }
 }

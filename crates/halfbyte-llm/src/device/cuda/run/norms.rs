@@ -35,14 +35,14 @@ impl Run<'_> {
         let exact = mixture.as_mut().filter(|_| reader.is_none());
         let exact = exact.map(|mixture| mixture.exact.view_mut().slice(0..m * hidden));
         let summed = update.map(|values| Update { values, ranks });
-        self.folded.scales = None;
+        self.folded.place = None;
         match (self.codes, &norm.bias) {
             (None, None) => {
                 let out = normed.view_mut(in_normed);
-                let scales = if own.is_none() { folding.scales_of_kernel(m) } else { None };
-                let (which, scales) = scales.unzip();
-                self.folded.scales = which;
-                nn::rms_norm(gpu, stream, nn::Norm { residual, update: summed, weight, eps, out, exact, scales })?;
+                let next = if own.is_none() { folding.behind_kernel(m) } else { None };
+                let (place, next) = next.unzip();
+                self.folded.place = place;
+                nn::rms_norm(gpu, stream, nn::Norm { residual, update: summed, weight, eps, out, exact, next })?;
             }
             (None, Some(bias)) => {
                 let (out, norm) = (normed.view_mut(in_normed), nn::LayerNorm { weight, bias: bias.view(), eps });

@@ -134,7 +134,7 @@ fn norms_of_sums_over_ranks_are_those_of_their_sums() {
                     let (residual, weight, update) = (residual.view_mut(), weight.view(), Some(update));
                     let (eps, out) = (1e-5, out.view_mut(0..m * d));
                     if i < 2 {
-                        let norm = Norm { residual, update, weight, eps, out, exact: None, scales: None };
+                        let norm = Norm { residual, update, weight, eps, out, exact: None, next: None };
                         nn::rms_norm(&gpu, &bench.stream, norm).unwrap();
                     } else {
                         let norm = LayerNorm { weight, bias: bias.view(), eps };

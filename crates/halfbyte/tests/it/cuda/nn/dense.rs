@@ -115,9 +115,31 @@ fn dense_products_of_any_shape_are_within_the_bound() {
     gpus().iter().for_each(|gpu| any_shapes(&Bench::new(gpu)));
 }
 
+/// Outputs enough for every multiprocessor to have many of its own, as heads have.
+#[test]
+fn products_of_few_rows_with_many_outputs_are_within_the_bound() {
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(11));
+        let least = 128 * gpu.caps().multiprocessors as usize;
+        for (i, m) in [1, 3, 8, 12, 16, 17, 25, 32].into_iter().enumerate() {
+            let dtype = TYPES[i % 2];
+            let case = Case {
+                shape: [m, least + random.below(3000), 8 * (1 + random.below(40))],
+                types: [dtype, dtype, TYPES[random.below(3)]],
+                biased: i % 2 == 0,
+                activation: [Activation::None, Activation::Relu][i / 2 % 2],
+                before: 0,
+                room: false,
+            };
+            case.check(&bench, &mut random);
+            Case { before: 3, room: true, ..case }.check(&bench, &mut random);
+        }
+    }
+}
+
 /// Products whose terms have one sign: sums that are not rounded to nearest drift.
-fn of_one_sign(bench: &Bench<'_>, rows: &[usize]) {
-    let (mut random, [n, k]) = (Random(7), [33, 4096]);
+fn of_one_sign(bench: &Bench<'_>, n: usize, rows: &[usize]) {
+    let (mut random, k) = (Random(7), 4096);
     let mut positive =
         |len: usize| -> Vec<f32> { rounded(&random.normals(len), Float::F16).iter().map(|v| v.abs()).collect() };
     let w = positive(n * k);
@@ -141,7 +163,9 @@ fn of_one_sign(bench: &Bench<'_>, rows: &[usize]) {
 #[test]
 fn sums_of_few_rows_do_not_drift() {
     for gpu in gpus() {
-        of_one_sign(&Bench::new(&gpu), &[1, 3, 16]);
+        of_one_sign(&Bench::new(&gpu), 33, &[1, 3, 16]);
+        // By the copy engine, where there is one.
+        of_one_sign(&Bench::new(&gpu), 128 * gpu.caps().multiprocessors as usize, &[2]);
     }
 }
 
@@ -157,7 +181,7 @@ fn without_cublaslt_a_kernel_of_ours_multiplies() {
         assert!(!gpu.caps().cublaslt);
         let bench = Bench::new(&gpu);
         any_shapes(&bench);
-        of_one_sign(&bench, &[17, 200]);
+        of_one_sign(&bench, 33, &[17, 200]);
         nan_stays(&bench);
     }
 }
@@ -167,8 +191,9 @@ fn without_cublaslt_a_kernel_of_ours_multiplies() {
 fn few_rows_have_the_bits_of_each_alone() {
     for gpu in gpus() {
         let (bench, mut random) = (Bench::new(&gpu), Random(8));
+        let many = 128 * gpu.caps().multiprocessors as usize + 200;
         let cases = [(37, 1032, Float::F16), (300, 2048, Float::BF16), (20, 515, Float::F16), (19, 640, Float::F32)];
-        for (n, k, dtype) in cases {
+        for (n, k, dtype) in cases.into_iter().chain([(many, 344, Float::BF16)]) {
             let weight = dense(&bench, &rounded(&random.normals(n * k), dtype), dtype, [n, k]);
             let mut x = rounded(&random.activations(16 * k), dtype);
             x[5 * k + 17] = f32::NAN;
@@ -196,7 +221,9 @@ fn few_rows_have_the_bits_of_each_alone() {
 fn nan_stays(bench: &Bench<'_>) {
     let mut random = Random(10);
     for (i, [m, n, k]) in
-        [[3, 20, 72], [16, 33, 130], [40, 50, 72], [131, 140, 200], [20, 70, 33]].into_iter().enumerate()
+        [[3, 20, 72], [16, 33, 130], [40, 50, 72], [131, 140, 200], [20, 70, 33], [9, 20_000, 72], [30, 18_001, 136]]
+            .into_iter()
+            .enumerate()
     {
         let dtype = TYPES[i % 2];
         let (mut x, mut w) = (random.activations(m * k), random.normals(n * k));

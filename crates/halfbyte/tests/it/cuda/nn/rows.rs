@@ -49,7 +49,7 @@ fn norms_are_within_the_bound() {
                     let update = with.then(|| added.view().into());
                     let (to_residual, weight) = (residual.view_mut(), factors.view());
                     let exact = with.then(|| in_f32.view_mut());
-                    let norm = Norm { residual: to_residual, update, weight, eps: 1e-5, out, exact, scales: None };
+                    let norm = Norm { residual: to_residual, update, weight, eps: 1e-5, out, exact, next: None };
                     nn::rms_norm(&gpu, &bench.stream, norm).unwrap();
                     sums = bench.read(residual.view());
                 });
@@ -102,7 +102,7 @@ fn norms_have_the_same_bits_for_any_number_of_rows() {
                         eps: 1e-5,
                         out,
                         exact: None,
-                        scales: None,
+                        next: None,
                     };
                     nn::rms_norm(&gpu, &bench.stream, norm).unwrap();
                     sums = bench.read(residual.view().slice(before..before + len));
@@ -185,7 +185,7 @@ fn rms_norms_in_place_have_the_bits_of_others() {
             let want = bench.output(Float::F32, m * d, &mut |out| {
                 let mut residual = bench.upload(&x);
                 let (residual, weight) = (residual.view_mut(), weight.view());
-                let norm = Norm { residual, update: None, weight, eps: 1e-6, out, exact: None, scales: None };
+                let norm = Norm { residual, update: None, weight, eps: 1e-6, out, exact: None, next: None };
                 nn::rms_norm(&gpu, &bench.stream, norm).unwrap();
             });
             let mut rows = bench.upload(&x);
