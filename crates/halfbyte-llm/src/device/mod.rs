@@ -211,8 +211,15 @@ pub(crate) trait Texts: std::fmt::Debug + Send {
     fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()>;
 
     /// The tokens that samplers choose to follow the first texts that were read last, a sampler each; of each the error that
-    /// [`Sampler::next`] has.
-    fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>>;
+    /// [`Sampler::next`] has. `ahead`: these texts are all that were read, and pages are reserved for one more token of each; a device may
+    /// then begin to read what it chose before anybody knows it.
+    fn choose(&mut self, samplers: &mut [&mut Sampler], ahead: bool) -> Result<Vec<Result<u32>>>;
+
+    /// Whether the tokens that were chosen last are being read: [`Texts::read`] of them, or of some, has little left to do; of others it
+    /// begins anew.
+    fn is_ahead(&self) -> bool {
+        false
+    }
 }
 
 /// Tokens of a text that go through the layers together.

@@ -193,7 +193,10 @@ impl<'m> Scheduler<'m> {
         }
         self.end_cancelled()?;
         let mut parts = self.decodes()?;
-        self.prompts(&mut parts)?;
+        // The device reads these already: others wait for their turn, a step.
+        if parts.is_empty() || !self.texts.is_ahead() {
+            self.prompts(&mut parts)?;
+        }
         if parts.is_empty() {
             return Ok(false);
         }
@@ -421,7 +424,7 @@ impl<'m> Scheduler<'m> {
 
     /// Reads tokens of running texts; where the last one was read, chooses what follows, or hands the vector on.
     fn read(&mut self, parts: &[(usize, usize)]) -> Result<()> {
-        let Self { texts, running, bounds, done, numbers, .. } = self;
+        let Self { texts, running, waiting, options, bounds, done, numbers, .. } = self;
         let ended = parts.iter().filter(|&&(i, count)| running[i].left() == count).count();
         let rows = parts.iter().filter_map(|&(i, count)| {
             let live = &running[i];
@@ -436,9 +439,13 @@ impl<'m> Scheduler<'m> {
         let written = parts[..ended].iter().filter(|&&(i, _)| running[i].wanted.is_tokens()).count();
         let (written, vectors) = (&parts[..written], &parts[written..ended]);
 
+        let ahead = !options.batch_invariant
+            && waiting.is_empty()
+            && written.len() == running.len()
+            && reserve_all(texts.as_mut(), running, bounds.longest)?;
         let mut samplers: Vec<Option<&mut Sampler>> = running.iter_mut().map(|live| live.wanted.sampler()).collect();
         let mut samplers: Vec<&mut Sampler> = written.iter().filter_map(|&(i, _)| samplers[i].take()).collect();
-        let chosen = texts.choose(&mut samplers)?;
+        let chosen = texts.choose(&mut samplers, ahead)?;
         done.chosen_tokens += chosen.len() as u64;
         if written.iter().any(|&(i, _)| running[i].wanted.logprobs().is_some()) {
             texts.logits(numbers)?;
@@ -488,6 +495,19 @@ impl<'m> Scheduler<'m> {
         live.tokens.truncate(sure);
         self.prefixes.keep(self.texts.as_mut(), text, live.tokens)
     }
+}
+
+/// Pages for one more token of each text, if all may go on without anybody looking at their tokens; whether that is so.
+fn reserve_all(texts: &mut dyn Texts, running: &[Live], longest: usize) -> Result<bool> {
+    let may = |live: &Live| live.wanted.logprobs().is_none() && live.read < longest;
+    let goes_on = |live: &Live| live.tokens.len() - live.prompt_len + 1 < live.max_tokens;
+    let all: Vec<(TextId, usize)> = running.iter().filter_map(|live| Some((live.text?, live.read + 1))).collect();
+    let missing: usize = all.iter().map(|&(text, positions)| texts.missing_pages(text, positions)).sum();
+    if !running.iter().all(may) || !running.iter().any(goes_on) || missing > texts.free_pages() {
+        return Ok(false);
+    }
+    all.iter().try_for_each(|&(text, positions)| texts.reserve(text, positions))?;
+    Ok(true)
 }
 
 fn least_common_multiple(a: usize, b: usize) -> usize {

@@ -93,8 +93,11 @@ impl Texts for Recorder<'_> {
     fn logits(&mut self, out: &mut Vec<f32>) -> Result<()> {
         self.texts.logits(out)
     }
-    fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
-        self.texts.choose(samplers)
+    fn choose(&mut self, samplers: &mut [&mut Sampler], ahead: bool) -> Result<Vec<Result<u32>>> {
+        self.texts.choose(samplers, ahead)
+    }
+    fn is_ahead(&self) -> bool {
+        self.texts.is_ahead()
     }
 }
 

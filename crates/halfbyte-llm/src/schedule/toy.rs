@@ -3,6 +3,8 @@
 use super::*;
 use crate::Sampling;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PAGE: usize = 4;
 const VOCAB: usize = 11;
@@ -19,13 +21,17 @@ fn following(tokens: &[u32]) -> Option<u32> {
 }
 
 /// Tokens of each text, and the pages that they lie in.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Toy {
     total: usize,
     begun: u64,
     named: usize,
     texts: BTreeMap<TextId, (Vec<u32>, Vec<usize>)>,
     chunk: usize,
+    /// The texts of the last step; what of them is read ahead, and steps that were.
+    read_last: Vec<TextId>,
+    ahead: BTreeMap<TextId, Option<u32>>,
+    steps_ahead: Arc<AtomicUsize>,
     logits: Vec<f32>,
     /// Of each text that is wanted, the number of its tokens.
     vectors: Vec<f32>,
@@ -86,6 +92,14 @@ impl Texts for Toy {
         let prompts: usize = rows.iter().map(|rows| rows.tokens.len()).filter(|&n| n > 1).sum();
         assert!(!rows.is_empty() && prompts <= self.chunk && rows.iter().all(|rows| !rows.tokens.is_empty()));
         assert_eq!(rows.iter().map(|rows| rows.text).collect::<BTreeSet<_>>().len(), rows.len(), "a text twice");
+        let is_ahead =
+            |row: &Rows<'_>| self.ahead.get(&row.text).is_some_and(|&token| token == row.tokens.first().copied());
+        // What is read already is not read beside prompts of others; a text that stopped for its reader may come back.
+        let known = rows.iter().filter(|row| is_ahead(row)).count();
+        assert!(known == 0 || rows.iter().all(|row| row.tokens.len() == 1), "prompts beside what was read ahead");
+        self.steps_ahead.fetch_add(usize::from(known == rows.len()), Ordering::Relaxed);
+        self.ahead.clear();
+        self.read_last = rows.iter().map(|row| row.text).collect();
         self.logits.clear();
         self.vectors.clear();
         for (i, row) in rows.iter().enumerate() {
@@ -110,9 +124,23 @@ impl Texts for Toy {
         out.clone_from(&self.vectors);
         Ok(())
     }
-    fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
+    fn choose(&mut self, samplers: &mut [&mut Sampler], ahead: bool) -> Result<Vec<Result<u32>>> {
         assert!(self.logits.len() >= samplers.len() * VOCAB);
-        Ok(samplers.iter_mut().zip(self.logits.chunks_exact(VOCAB)).map(|(s, logits)| s.next(logits)).collect())
+        let tokens: Vec<Result<u32>> =
+            samplers.iter_mut().zip(self.logits.chunks_exact(VOCAB)).map(|(s, logits)| s.next(logits)).collect();
+        self.ahead.clear();
+        if ahead {
+            assert_eq!(self.read_last.len(), tokens.len(), "texts that nothing was chosen for");
+            for text in &self.read_last {
+                let (tokens, pages) = &self.texts[text];
+                assert!(tokens.len() < pages.len() * PAGE, "no page was reserved for what is read ahead");
+            }
+            self.ahead = self.read_last.iter().copied().zip(tokens.iter().map(|t| t.as_ref().ok().copied())).collect();
+        }
+        Ok(tokens)
+    }
+    fn is_ahead(&self) -> bool {
+        !self.ahead.is_empty()
     }
 }
 
@@ -164,6 +192,7 @@ impl Reader {
 #[test]
 fn whatever_comes_in_whatever_order() {
     let (mut preempted, mut failed, mut cancelled, mut finished, mut stopped, mut of_vectors) = (0, 0, 0, 0, 0, 0);
+    let steps_ahead = Arc::new(AtomicUsize::new(0));
     for seed in 0..400u64 {
         let mut state = seed * 977 + 1;
         let mut below = |n: usize| {
@@ -178,8 +207,7 @@ fn whatever_comes_in_whatever_order() {
             unread: 1 + below(4),
             batch_invariant: below(3) == 0,
         };
-        let toy =
-            Toy { total, begun: 0, named: 0, texts: BTreeMap::new(), chunk, logits: Vec::new(), vectors: Vec::new() };
+        let toy = Toy { total, chunk, steps_ahead: steps_ahead.clone(), ..Toy::default() };
         let (mut scheduler, queue) = Scheduler::over(|| Ok(Box::new(toy)), VOCAB, max_context, options).unwrap();
         let longest = max_context.min(total * PAGE);
         let mut readers: Vec<Reader> = Vec::new();
@@ -259,6 +287,8 @@ fn whatever_comes_in_whatever_order() {
         assert_eq!(scheduler.free_pages(), scheduler.pages(), "seed {seed}");
         preempted += scheduler.preempted();
     }
+    let steps_ahead = steps_ahead.load(Ordering::Relaxed);
+    assert!(steps_ahead > 1000, "{steps_ahead} steps were read ahead");
     assert!(stopped > 50 && of_vectors > 200, "{stopped} {of_vectors}");
     assert!(
         preempted > 100 && failed > 50 && cancelled > 20 && finished > 2000,

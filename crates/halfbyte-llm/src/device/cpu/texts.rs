@@ -138,7 +138,7 @@ impl Texts for CpuTexts<'_> {
         Ok(())
     }
 
-    fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
+    fn choose(&mut self, samplers: &mut [&mut Sampler], _: bool) -> Result<Vec<Result<u32>>> {
         if samplers.is_empty() {
             return Ok(Vec::new());
         }

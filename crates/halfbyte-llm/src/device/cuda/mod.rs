@@ -1,5 +1,6 @@
 //! Models on a GPU: the same decoder, the same numbers but for the type of what products read.
 
+mod ahead;
 mod experts;
 mod kernels;
 mod loading;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! read:    upload tokens, positions, slots and pages in one copy ─ layers ─ head ─ most likely tokens
-//! choose:  (draws of those that sample) ─ download the tokens
+//! choose:  (draws of those that sample) ─ download the tokens, while the layers read them (`ahead.rs`)
 //! ```
 //!
 //! Rows of texts that read one token come first, then those of chunks. A step in which every text reads one token is recorded when it
@@ -10,6 +10,7 @@
 //! layers of a text that reads one token alone are one kernel, where the model has it.
 
 use super::CudaModel;
+use super::ahead::Ahead;
 use super::next::Next;
 use super::recording::Recordings;
 use super::run::{Pages as PagesOfRows, Rows as RowsOfStep, State};
@@ -53,6 +54,9 @@ pub(super) struct CudaTexts<'m> {
     logits: Buffer<f32>,
     /// Places there of the texts that were wanted.
     wanted: Vec<usize>,
+    /// The texts of the last step, in their places, if each read one token.
+    alike: Vec<TextId>,
+    ahead: Ahead,
 }
 
 /// Where a step's words lie, one kind behind the other.
@@ -91,7 +95,6 @@ impl<'m> CudaTexts<'m> {
             on_host: vec![0; most],
             logits: gpu.context().allocate(room.texts * vocab)?,
             model,
-            cuda,
             recordings: Recordings::default(),
             state,
             next,
@@ -100,6 +103,9 @@ impl<'m> CudaTexts<'m> {
             texts: BTreeMap::new(),
             begun: 0,
             wanted: Vec::new(),
+            alike: Vec::new(),
+            ahead: Ahead::new(&cuda, room.texts)?,
+            cuda,
         })
     }
 
@@ -153,6 +159,70 @@ impl<'m> CudaTexts<'m> {
         let all = 0..words.tables.end;
         self.cuda.stream().upload(&self.on_host[all.clone()], self.words.view_mut().slice(all))?;
         Ok((words, chunks))
+    }
+
+    /// Puts a step into the stream: of these rows, or of the tokens that were chosen last.
+    fn begin_step(&mut self, ordered: &[&Rows<'_>], chosen: bool) -> Result<()> {
+        let mut longest = 0;
+        for rows in ordered {
+            longest = longest.max(self.held(rows.text)?.len + rows.tokens.len());
+        }
+        let longest = longest.next_power_of_two().max(SHORTEST_RECORDING).min(self.room.longest);
+        let (words, chunks) = self.place(ordered, longest)?;
+
+        if chosen {
+            let tokens = self.next.tokens.view().slice(0..ordered.len());
+            self.cuda.stream().copy(tokens, self.words.view_mut().slice(words.tokens.clone()))?;
+        }
+        self.alike.clear();
+        if chunks.is_empty() {
+            self.alike.extend(ordered.iter().map(|rows| rows.text));
+        }
+
+        let Self { model, cuda, recordings, state, next, words: on_device, logits, .. } = self;
+        let (texts, all) = (ordered.len(), on_device.view());
+        let rows_of_step = RowsOfStep {
+            tokens: all.slice(words.tokens),
+            positions: all.slice(words.positions),
+            longest,
+            texts: Some(PagesOfRows {
+                slots: all.slice(words.slots),
+                last: all.slice(words.last),
+                tables: all.slice(words.tables),
+                chunks: &chunks,
+            }),
+        };
+        let asks_host = state.asks_host();
+        let mut step = || {
+            match (texts, chunks.len()) {
+                (1, 0) => state.step(model, cuda, rows_of_step),
+                _ => state.layers(model, cuda, rows_of_step, false),
+            }?;
+            state.head(model, cuda, 0..texts, logits)?;
+            next.most_likely(cuda, texts, 0, logits.view().slice(0..texts * model.decoder.vocab))
+        };
+        if chunks.is_empty() && !asks_host { recordings.run(cuda, &(texts, longest), step) } else { step() }?;
+        Ok(())
+    }
+
+    /// The texts have read these rows.
+    fn grow(&mut self, rows: &[Rows<'_>]) {
+        for rows in rows {
+            if let Some(held) = self.texts.get_mut(&rows.text) {
+                held.len += rows.tokens.len();
+            }
+        }
+    }
+
+    /// Reads the tokens that were chosen last, of all texts of the last step.
+    fn begin_ahead(&mut self) -> Result<()> {
+        let texts = self.alike.clone();
+        // Tokens that only the device knows.
+        let rows: Vec<Rows<'_>> = texts.iter().map(|&text| Rows { text, tokens: &[0] }).collect();
+        let lens = texts.iter().map(|&text| Ok(self.held(text)?.len)).collect::<Result<Vec<usize>>>()?;
+        self.begin_step(&rows.iter().collect::<Vec<_>>(), true)?;
+        self.ahead.begun(texts.into_iter().zip(lens));
+        Ok(())
     }
 }
 
@@ -219,48 +289,23 @@ impl Texts for CudaTexts<'_> {
     }
 
     fn read(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<()> {
+        let read_ahead = rows.iter().map(|rows| self.ahead.place(rows, self.held(rows.text).ok()?.len));
+        let places: Option<Vec<usize>> = read_ahead.collect();
+        self.ahead.forget();
+        if let Some(mut places) = places {
+            places.truncate(wanted);
+            self.wanted = places;
+            self.grow(rows);
+            return Ok(());
+        }
         let mut order: Vec<usize> = (0..rows.len()).collect();
         order.sort_by_key(|&i| rows[i].tokens.len() > 1);
         self.wanted = (0..wanted).filter_map(|i| order.iter().position(|&at| at == i)).collect();
         let ordered: Vec<&Rows<'_>> = order.iter().map(|&i| &rows[i]).collect();
-        let mut longest = 0;
-        for rows in &ordered {
-            longest = longest.max(self.held(rows.text)?.len + rows.tokens.len());
-        }
-        let longest = longest.next_power_of_two().max(SHORTEST_RECORDING).min(self.room.longest);
-        let (words, chunks) = self.place(&ordered, longest)?;
-
-        let Self { model, cuda, recordings, state, next, words: on_device, logits, .. } = self;
-        let (texts, all) = (ordered.len(), on_device.view());
-        let rows_of_step = RowsOfStep {
-            tokens: all.slice(words.tokens),
-            positions: all.slice(words.positions),
-            longest,
-            texts: Some(PagesOfRows {
-                slots: all.slice(words.slots),
-                last: all.slice(words.last),
-                tables: all.slice(words.tables),
-                chunks: &chunks,
-            }),
-        };
-        let asks_host = state.asks_host();
-        let mut step = || {
-            match (texts, chunks.len()) {
-                (1, 0) => state.step(model, cuda, rows_of_step),
-                _ => state.layers(model, cuda, rows_of_step, false),
-            }?;
-            state.head(model, cuda, 0..texts, logits)?;
-            next.most_likely(cuda, texts, 0, logits.view().slice(0..texts * model.decoder.vocab))
-        };
-        if chunks.is_empty() && !asks_host { recordings.run(cuda, &(texts, longest), step) } else { step() }?;
-        for rows in rows {
-            if let Some(held) = self.texts.get_mut(&rows.text) {
-                held.len += rows.tokens.len();
-            }
-        }
+        self.begin_step(&ordered, false)?;
+        self.grow(rows);
         Ok(())
     }
-
     fn logits(&mut self, out: &mut Vec<f32>) -> Result<()> {
         let vocab = self.model.decoder.vocab;
         out.resize(self.wanted.len() * vocab, 0.0);
@@ -298,10 +343,10 @@ impl Texts for CudaTexts<'_> {
         Ok(())
     }
 
-    fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
-        let Self { model, cuda, state, next, logits, wanted, .. } = self;
+    fn choose(&mut self, samplers: &mut [&mut Sampler], ahead: bool) -> Result<Vec<Result<u32>>> {
+        let Self { cuda, next, logits, model, .. } = self;
         let vocab = model.decoder.vocab;
-        let places: Vec<usize> = wanted.iter().copied().take(samplers.len()).collect();
+        let places: Vec<usize> = self.wanted.iter().copied().take(samplers.len()).collect();
         let texts = places.iter().map(|place| place + 1).max().unwrap_or(0);
         let mut draws = vec![MOST_LIKELY; texts];
         for (&place, sampler) in places.iter().zip(samplers.iter_mut()) {
@@ -314,18 +359,34 @@ impl Texts for CudaTexts<'_> {
             next.draw(cuda, &draws, logits.view().slice(0..texts * vocab))?;
         }
         let (from, mut results) = (if drawn { &next.drawn } else { &next.choice }, vec![0; 2 * texts]);
-        state.read(cuda, from.view().slice(0..2 * texts), &mut results)?;
+        let from = from.view().slice(0..2 * texts);
+        let in_order = places.iter().copied().eq(0..self.alike.len());
+        let on_device = in_order && !samplers.iter().any(|sampler| sampler.needs_logits());
+        if ahead && on_device && model.comm.size() == 1 && !self.state.asks_host() {
+            self.ahead.keep(cuda, from)?;
+            self.begin_ahead()?;
+            self.ahead.results(&mut results)?;
+        } else {
+            self.state.read(cuda, from, &mut results)?;
+        }
         let mut chosen = Vec::with_capacity(places.len());
         for (&place, sampler) in places.iter().zip(samplers.iter_mut()) {
             chosen.push(if sampler.needs_logits() {
                 let mut of_text = vec![0.0; vocab];
-                cuda.stream().download(logits.view().slice(place * vocab..(place + 1) * vocab), &mut of_text)?;
+                self.cuda
+                    .stream()
+                    .download(self.logits.view().slice(place * vocab..(place + 1) * vocab), &mut of_text)?;
                 sampler.next(&of_text)
             } else {
                 let greatest = f32::from_bits(results[2 * place + 1]);
                 if greatest.is_finite() { Ok(results[2 * place]) } else { Err(Error::NotFinite(greatest)) }
             });
         }
+        self.ahead.chosen(&chosen);
         Ok(chosen)
+    }
+
+    fn is_ahead(&self) -> bool {
+        self.ahead.is_begun()
     }
 }
