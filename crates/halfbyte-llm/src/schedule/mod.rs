@@ -46,6 +46,7 @@
 //! PagedAttention", 2023; Agrawal et al., "SARATHI: Efficient LLM Inference by Piggybacking Decodes with Chunked Prefills", 2023.
 
 mod handle;
+mod live;
 mod options;
 mod prefixes;
 #[cfg(test)]
@@ -63,35 +64,12 @@ use crate::error::{Error, Result};
 use crate::generate::Finish;
 use crate::sampling::{LogProbs, Sampler};
 use halfbyte::cpu::Cpu;
-use handle::{Alive, Bounds, Command, Submitted, Wanted, Writer};
+use handle::{Alive, Bounds, Command, Submitted, Wanted};
+use live::{Live, reserve_all};
 use prefixes::Prefixes;
 use std::collections::VecDeque;
 use std::sync::Weak;
 use std::sync::mpsc::Receiver;
-
-/// A text that waits or runs.
-#[derive(Debug)]
-struct Live {
-    /// Place in the line.
-    age: u64,
-    /// Of the prompt, and what followed.
-    tokens: Vec<u32>,
-    prompt_len: usize,
-    max_tokens: usize,
-    end_tokens: Vec<u32>,
-    wanted: Wanted,
-    writer: Writer,
-    /// Its keys and values, while it runs, and the tokens that they are of.
-    text: Option<TextId>,
-    read: usize,
-    finish: Option<Finish>,
-}
-
-impl Live {
-    fn left(&self) -> usize {
-        self.tokens.len() - self.read
-    }
-}
 
 /// Writes many texts in one model, a step at a time.
 #[derive(Debug)]
@@ -495,19 +473,6 @@ impl<'m> Scheduler<'m> {
         live.tokens.truncate(sure);
         self.prefixes.keep(self.texts.as_mut(), text, live.tokens)
     }
-}
-
-/// Pages for one more token of each text, if all may go on without anybody looking at their tokens; whether that is so.
-fn reserve_all(texts: &mut dyn Texts, running: &[Live], longest: usize) -> Result<bool> {
-    let may = |live: &Live| live.wanted.logprobs().is_none() && live.read < longest;
-    let goes_on = |live: &Live| live.tokens.len() - live.prompt_len + 1 < live.max_tokens;
-    let all: Vec<(TextId, usize)> = running.iter().filter_map(|live| Some((live.text?, live.read + 1))).collect();
-    let missing: usize = all.iter().map(|&(text, positions)| texts.missing_pages(text, positions)).sum();
-    if !running.iter().all(may) || !running.iter().any(goes_on) || missing > texts.free_pages() {
-        return Ok(false);
-    }
-    all.iter().try_for_each(|&(text, positions)| texts.reserve(text, positions))?;
-    Ok(true)
 }
 
 fn least_common_multiple(a: usize, b: usize) -> usize {

@@ -6,6 +6,7 @@ mod architectures;
 mod files;
 mod formats;
 mod ranks;
+mod text;
 mod texts;
 
 use half::f16;
@@ -16,8 +17,8 @@ use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{Checkpoint, DType};
 use halfbyte_llm::device::Gpu;
 use halfbyte_llm::{
-    Config, Device, Error, Finish, KvType, LoadOptions, Model, RandomWeights, Request, Sampler, Sampling, Session,
-    Tokenizer, eval,
+    Config, Device, Error, Finish, KvType, LoadOptions, Model, RandomWeights, Request, Sampling, Session, Tokenizer,
+    eval,
 };
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -217,73 +218,6 @@ fn a_batched_prefill_equals_token_by_token() {
         }
         assert!(matches!(single.decode(1), Err(Error::ContextFull { limit: 700, got: 701 })));
     }
-}
-
-#[test]
-fn texts_go_on_by_their_own_tokens_or_by_others() {
-    let Some(gpu) = gpu() else { return };
-    let cpu = Cpu::all_threads().unwrap();
-    let model = Model::load(&stdlib(), &options(on(&gpu, Float::F16), None)).unwrap();
-    let mut greedy = Sampler::new(Sampling::default()).unwrap();
-    let mut session = Session::new(&model, &cpu, 300).unwrap();
-    assert!(matches!(session.next(&mut greedy), Err(Error::EmptyPrompt)));
-    let argmax =
-        |logits: &[f32]| (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
-    // What the device goes on with by itself is what the logits say, step by step.
-    let prompt = [1, 77, 300, 9];
-    let mut by_logits = vec![argmax(session.prefill(&prompt).unwrap())];
-    for i in 0..280 {
-        let next = argmax(session.decode(by_logits[i]).unwrap());
-        by_logits.push(next);
-    }
-    session.clear().unwrap();
-    session.read_unless(&prompt, None).unwrap();
-    let mut by_device = vec![session.next(&mut greedy).unwrap()];
-    for i in 0..280 {
-        session.read_unless(&[by_device[i]], None).unwrap();
-        by_device.push(session.next(&mut greedy).unwrap());
-        assert_eq!(session.next(&mut greedy).unwrap(), by_device[i + 1], "asked twice");
-    }
-    assert_eq!(by_device, by_logits);
-    // Another token than the likeliest, a draw, a draw of all rows.
-    let other = by_logits[0] ^ 1;
-    session.clear().unwrap();
-    session.read_unless(&prompt, None).unwrap();
-    session.next(&mut greedy).unwrap();
-    let after_other = session.decode(other).unwrap().to_vec();
-    let whole = all_logits(&model, &cpu, &[&prompt[..], &[other]].concat());
-    assert!(worst(&after_other, &whole[prompt.len() * 4096..]) < 5e-2);
-    let warm = Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, seed: 11, ..Sampling::default() };
-    for options in [
-        warm,
-        Sampling { top_k: 0, ..warm },
-        Sampling { top_p: 1.0, ..warm },
-        Sampling { temperature: 1.5, seed: 3, ..Sampling::default() },
-        // These the host draws, of the device's logits.
-        Sampling { min_p: 0.05, ..warm },
-        Sampling { repetition_penalty: 1.3, ..warm },
-    ] {
-        let (mut on_device, mut on_host) = (Sampler::new(options).unwrap(), Sampler::new(options).unwrap());
-        for i in 0..50 {
-            let (drawn, wanted) = (session.next(&mut on_device).unwrap(), on_host.next(&after_other).unwrap());
-            assert_eq!(drawn, wanted, "draw {i} with {options:?}");
-        }
-    }
-    // The likeliest token of a text that has drawn one, and then the drawn one.
-    assert_eq!(session.next(&mut greedy).unwrap(), argmax(&after_other));
-    let drawn = session.next(&mut Sampler::new(warm).unwrap()).unwrap();
-    session.next(&mut greedy).unwrap();
-    let went_on = session.decode(drawn).unwrap().to_vec();
-    let whole_on = all_logits(&model, &cpu, &[&prompt[..], &[other, drawn]].concat());
-    assert!(worst(&went_on, &whole_on[(prompt.len() + 1) * 4096..]) < 5e-2);
-    session.clear().unwrap();
-    session.logits_of_all(&[&prompt[..], &[other]].concat(), &mut |_| Ok(())).unwrap();
-    assert_eq!(session.next(&mut greedy).unwrap(), argmax(&whole[prompt.len() * 4096..]));
-    // Two texts in one model at a time.
-    let mut second = Session::new(&model, &cpu, 300).unwrap();
-    second.prefill(&prompt).unwrap();
-    assert_eq!(second.next(&mut greedy).unwrap(), by_logits[0]);
-    assert_eq!(session.len(), 5);
 }
 
 /// Quantised where it is made or by kernels of its own, many tokens at once or one by one: the same bits.

@@ -20,40 +20,26 @@ DEV float* factors_of_rows() {
   extern __shared__ __align__(1024) u8 all_shared[];
   return (float*)(all_shared + FACTORS_OF_ROWS);
 }
-// Squares of the rows, on their way to the warps that multiply: 8 lanes have those of a row.
-struct SquaresOfRows {
-  static constexpr int AT_ONCE = WARPGROUPS * 16, ROUNDS = (FOLDED_ROWS + AT_ONCE - 1) / AT_ONCE;
-  Bins bins[ROUNDS];
-  float scale[ROUNDS];
-  int row, pair;
-
-  __device__ __forceinline__ SquaresOfRows(const NormOperands& p, int rows, int thread)
-      : row(thread / 8), pair(thread % 8) {
-#pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-      const int at = row + i * AT_ONCE;
-      if (at >= rows) continue;
-      bins[i] = load_bins(p.squares + at * BINS, pair);
-      scale[i] = load_l2(p.scales + at);
+// The warps that multiply find it while x is on its way, 8 lanes that of a row; the first block begins the next norm.
+DEV void factors_of_norm(const NormOperands& p, int rows, int thread) {
+#pragma unroll 1
+  for (int first = 0; first < rows; first += WARPGROUPS * 16) {
+    const int row = first + thread / 8, pair = thread % 8;
+    const bool there = row < rows;
+    float sum = 0.f, scale = 1.f;
+    if (there) {
+      scale = load_l2(p.scales + row);
+      sum = value_of_bins(load_bins(p.squares + row * BINS, pair), pair);
     }
-  }
-  // Leaves the factors to all of these warps; the first block begins the next norm.
-  __device__ __forceinline__ void leave_factors(const NormOperands& p, int rows) const {
 #pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-      const int at = row + i * AT_ONCE;
-      const bool there = at < rows;
-      float sum = there ? value_of_bins(bins[i], pair) : 0.f;
-#pragma unroll
-      for (int distance = 1; distance < 8; distance *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-      if (!there) continue;
-      const float factor = 1.f / sqrtf(sum / float(p.width) + p.eps);
-      if (pair == 0) factors_of_rows()[at] = factor / scale[i];
-      if (blockIdx.x == 0) begin_norm(p.next, at, pair, factor);
-    }
-    barrier_sync(7, WARPGROUPS * 128);
+    for (int distance = 1; distance < 8; distance *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+    if (!there) continue;
+    const float factor = 1.f / sqrtf(sum / float(p.width) + p.eps);
+    if (pair == 0) factors_of_rows()[row] = factor / scale;
+    if (blockIdx.x == 0) begin_norm(p.next, row, pair, factor);
   }
-};
+  barrier_sync(7, WARPGROUPS * 128);
+}
 
 // Sums of 8 tokens from m0 on, divided.
 DEV float4 divided(float4 v, int m0, int lane) {

@@ -16,8 +16,8 @@ DEV float2 angle_at(u64 position, double turns_of_position) {
   return make_float2(float(cosine), float(sine));
 }
 
-// What a lane has of a head of up to SIZE elements, a multiple of 64: both elements of pairs lane, lane + 32, ..., and of
-// those that are in no pair as many.
+// What a lane has of a head of up to SIZE elements, a multiple of 64: both elements of pairs lane, lane + 32, ..., and
+// of those that are in no pair as many.
 template <int SIZE> struct Head {
   float first[SIZE / 64], second[SIZE / 64], alone[SIZE / 32];
 

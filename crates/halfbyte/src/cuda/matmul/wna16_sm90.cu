@@ -168,8 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if constexpr (PRODUCERS) registers_increase<WARPGROUPS == 4 ? 112 : 232>();
     dependency_wait();
 #if HB_FOLDED_NORM == 2
-    const SquaresOfRows squares(g.norm, g.m, threadIdx.x);
-    bool divides = true;
+    factors_of_norm(g.norm, g.m, threadIdx.x);
 #endif
     Consumer c{r, warp / SET_WARPS, warp % SET_WARPS >> 2, warp & 3, lane};
     c.w.stage = c.set;
@@ -195,10 +194,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         multiply_late(c, sum, mine, row_zeros);
       else
         multiply_late_of_strips(c, sum, mine, row_zeros);
-#if HB_FOLDED_NORM == 2
-      if (divides) squares.leave_factors(g.norm, g.m);
-      divides = false;
-#endif
       if constexpr (SETS > 1) join_sets(sum, r.x + SET_SUMS, c.set, c.wg, threadIdx.x & 127);
       if constexpr (SPLIT > 1) {
         reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, at, rank, c.set, c.wg, c.warp,

@@ -1,13 +1,13 @@
 // GEMM of few rows: y = activation(x * W^T + bias) with weights as floats of 16 bits, W and x of one type, on Hopper.
 //
-//   a block owns outputs that follow each other, 16 more or less than any other, in tiles of 128; a warp has 16 of a tile
-//   a producer asks the copy engine for 64 columns of a tile and of x at a time, through a ring; what of W fits is asked
-//       for before the kernel ahead has ended
+//   a block owns outputs that follow each other, 16 more or less than any other, in tiles of 128; a warp has 16 of them
+//   a producer asks the copy engine for 64 columns of a tile and of x at a time, through a ring; as much of W as that
+//       holds is asked for before the kernel ahead has ended
 //   warps multiply by m16n8k16; tensor cores do not round sums to nearest: those of 256 columns are added to sums that
 //       are
 //
-// So x is read from memory once for 128 outputs. What an output is added up from, and in which order, depends on k only,
-// not on how many rows there are.
+// So x is read from memory once for 128 outputs. What an output is added up from, and in which order, depends on k
+// only, not on how many rows there are.
 #include "dense.cuh"
 #include "hopper.cuh"
 
@@ -34,7 +34,8 @@ struct Strips {
 template <int TOKENS> struct Feed {
   typedef Ring<TOKENS> R;
   u32 strip, end, steps, step = 0;
-  __device__ __forceinline__ Feed(const Strips& of, u32 steps) : strip(of.first), end(of.first + of.count), steps(steps) {}
+  __device__ __forceinline__ Feed(const Strips& of, u32 steps)
+      : strip(of.first), end(of.first + of.count), steps(steps) {}
   __device__ __forceinline__ bool more() const { return strip < end; }
   __device__ __forceinline__ void next() {
     if (++step == steps) step = 0, strip += R::STRIPS;
@@ -45,7 +46,8 @@ template <int TOKENS> struct Feed {
     mbarrier_expect(full, here * R::STRIP + x_bytes);
     if (here == R::STRIPS) return copy_box(to, tiles, int(COLUMNS * step), int(16 * strip), full);
 #pragma unroll 1
-    for (u32 i = 0; i < here; i++) copy_box(to + i * R::STRIP, strips, int(COLUMNS * step), int(16 * (strip + i)), full);
+    for (u32 i = 0; i < here; i++)
+      copy_box(to + i * R::STRIP, strips, int(COLUMNS * step), int(16 * (strip + i)), full);
   }
   __device__ __forceinline__ void ask_x(const TensorMap* x, u32 to, u32 full) const {
     copy_box(to + R::X, x, int(COLUMNS * step), 0, full);

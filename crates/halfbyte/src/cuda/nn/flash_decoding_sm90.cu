@@ -85,7 +85,8 @@ DEV void put_own_row(const Params& p, const Share& of, u32 warps, u32 slot, u16 
   }
 }
 // Columns without a query.
-template <int HEAD, u32 PITCH> DEV void clear_columns(const Share& of, u16 (&queries)[2][COLUMNS][PITCH], float* factors) {
+template <int HEAD, u32 PITCH>
+DEV void clear_columns(const Share& of, u16 (&queries)[2][COLUMNS][PITCH], float* factors) {
   for (u32 i = threadIdx.x; i < (COLUMNS - of.columns) * (HEAD / 2); i += blockDim.x) {
     const u32 h = of.columns + i / (HEAD / 2), d = i % (HEAD / 2) * 2;
     *reinterpret_cast<u32*>(&queries[0][h][d]) = 0;
@@ -141,7 +142,8 @@ __global__ void __launch_bounds__(32 * MOST_WARPS, 1)
   if (p.appends) {
     for (u32 i = threadIdx.x; i < p.pairs; i += blockDim.x) own.angles[i] = angle_at(of.end - 1, p.turns[i]);
     clear_columns<HEAD>(of, queries, factors);
-    if (of.first_head == of.kv_head * p.group && p.positions[of.row] == of.end - 1) slot = slot_of(p, of.row, of.end - 1);
+    if (of.first_head == of.kv_head * p.group && p.positions[of.row] == of.end - 1)
+      slot = slot_of(p, of.row, of.end - 1);
   }
   dependency_wait();
   launch_dependents();
