@@ -1,4 +1,4 @@
-//! Steps that begin before anybody but the device knows what they read.
+//! Steps of many texts that begin before anybody but the device knows what they read.
 //!
 //! ```text
 //! device:  ─ step ─ tokens ─ next step ──────────
@@ -6,48 +6,22 @@
 //! ```
 //!
 //! So the device does not wait for the host. A text that ends with such a token was read once too often, which nobody sees: what is in
-//! the cache behind its last position is read by nobody, and whoever has that place next writes it later, in the same stream.
+//! its pages behind its last position is read by nobody, and whoever has the pages next writes them later, in the same stream.
 
 use crate::device::{Rows, TextId};
 use crate::error::Result;
 use halfbyte::Cuda;
 use halfbyte::cuda::driver::{Buffer, Event, Stream, View};
 
-/// What was chosen last, kept from what the next step writes.
+/// A step that has begun.
 #[derive(Debug)]
-pub(super) struct Chosen {
-    /// Tokens and bits of logits.
-    kept: Buffer<u32>,
+pub(super) struct Ahead {
+    /// Tokens and bits of logits that were chosen last.
+    results: Buffer<u32>,
     /// They are there.
     there: Event,
     /// Beside that of the steps.
     copies: Stream,
-}
-
-impl Chosen {
-    /// Of up to so many texts.
-    pub(super) fn new(cuda: &Cuda, texts: usize) -> Result<Self> {
-        let context = cuda.gpu().context();
-        Ok(Self { kept: context.allocate(2 * texts)?, there: Event::new(context)?, copies: Stream::new(context)? })
-    }
-
-    /// Keeps it, in the order of the steps.
-    pub(super) fn keep(&mut self, cuda: &Cuda, from: View<'_, u32>) -> Result<()> {
-        let stream = cuda.stream();
-        stream.copy(from, self.kept.view_mut().slice(0..from.len()))?;
-        Ok(stream.record(&self.there)?)
-    }
-
-    /// What was kept, while the next step goes on.
-    pub(super) fn read(&self, to: &mut [u32]) -> Result<()> {
-        self.copies.wait(&self.there)?;
-        Ok(self.copies.download(self.kept.view().slice(0..to.len()), to)?)
-    }
-}
-
-/// A step of many texts that has begun.
-#[derive(Debug, Default)]
-pub(super) struct Ahead {
     /// What is read, in its places; empty: nothing has begun.
     rows: Vec<Row>,
 }
@@ -61,6 +35,30 @@ struct Row {
 }
 
 impl Ahead {
+    /// Of up to so many texts.
+    pub(super) fn new(cuda: &Cuda, texts: usize) -> Result<Self> {
+        let context = cuda.gpu().context();
+        Ok(Self {
+            results: context.allocate(2 * texts)?,
+            there: Event::new(context)?,
+            copies: Stream::new(context)?,
+            rows: Vec::new(),
+        })
+    }
+
+    /// Keeps what was chosen from what the next step writes.
+    pub(super) fn keep(&mut self, cuda: &Cuda, from: View<'_, u32>) -> Result<()> {
+        let stream = cuda.stream();
+        stream.copy(from, self.results.view_mut().slice(0..from.len()))?;
+        Ok(stream.record(&self.there)?)
+    }
+
+    /// What was kept, while the next step goes on.
+    pub(super) fn results(&self, to: &mut [u32]) -> Result<()> {
+        self.copies.wait(&self.there)?;
+        Ok(self.copies.download(self.results.view().slice(0..to.len()), to)?)
+    }
+
     /// A step of these texts, each with the positions that it has already, has begun.
     pub(super) fn begun(&mut self, texts: impl Iterator<Item = (TextId, usize)>) {
         self.rows = texts.map(|(text, len)| Row { text, len, token: None }).collect();

@@ -6,11 +6,10 @@
 //! ```
 //!
 //! A recorded step reads token and position from the device and leaves the next ones there, so that a text that goes on by the
-//! tokens that were chosen here takes one launch a token, and brings back its id, while the next step reads it where the caller says so
-//! (`ahead.rs`). There is a recording for each power of two of the context's length, which attention divides into parts.
+//! tokens that were chosen here takes one launch a token, and brings back its id. There is a recording for each power of two of
+//! the context's length, which attention divides into parts.
 
 use super::CudaModel;
-use super::ahead::Chosen;
 use super::next::Next;
 use super::recording::Recordings;
 use super::run::State;
@@ -51,9 +50,6 @@ pub(super) struct CudaText<'m> {
     pub(super) token: Option<u32>,
     /// Whether that token was drawn, and is not the most likely one that a step leaves.
     pub(super) drew: bool,
-    /// Whether the device reads that token already.
-    ahead: bool,
-    kept: Chosen,
 }
 
 impl<'m> CudaText<'m> {
@@ -65,8 +61,6 @@ impl<'m> CudaText<'m> {
         let next = Next::new(&cuda, 1, rows)?;
         let context = gpu.context().clone();
         Ok(Self {
-            ahead: false,
-            kept: Chosen::new(&cuda, 1)?,
             logits: context.allocate(model.decoder.vocab)?,
             many_logits: context.allocate(0)?,
             model,
@@ -84,7 +78,6 @@ impl<'m> CudaText<'m> {
 
     /// Puts tokens and their positions onto the device; of none the position of the next.
     pub(super) fn place(&mut self, tokens: &[u32]) -> Result<()> {
-        self.ahead = false;
         let rows = tokens.len().max(1);
         let first = u32::try_from(self.len).ok().filter(|first| first.checked_add(rows as u32).is_some());
         let first = first.ok_or(Error::ContextFull { limit: u32::MAX as usize, got: self.len })?;
@@ -126,15 +119,6 @@ impl<'m> CudaText<'m> {
     }
 }
 
-impl Drop for CudaText<'_> {
-    fn drop(&mut self) {
-        // As of many texts.
-        if self.ahead {
-            let _ = self.cuda.stream().synchronize();
-        }
-    }
-}
-
 impl Text for CudaText<'_> {
     fn capacity(&self) -> usize {
         self.state.cache.capacity()
@@ -154,15 +138,12 @@ impl Text for CudaText<'_> {
     fn read(&mut self, batch: Batch<'_>) -> Result<()> {
         let m = batch.tokens.len();
         let goes_on = self.chosen && m == 1 && self.token == Some(batch.tokens[0]);
-        let ahead = self.ahead && goes_on && !batch.all_rows;
-        if !goes_on || self.ahead && !ahead {
+        if !goes_on {
             self.place(batch.tokens)?;
         }
-        (self.chosen, self.token, self.drew, self.ahead) = (false, None, false, false);
+        (self.chosen, self.token, self.drew) = (false, None, false);
         if m == 1 && !batch.all_rows {
-            if !ahead {
-                self.step()?;
-            }
+            self.step()?;
             (self.rows, self.chosen) = (1, true);
             self.len += 1;
             return Ok(());
@@ -193,7 +174,7 @@ impl Text for CudaText<'_> {
         state.read(cuda, many_logits.view().slice(0..out.len()), out)
     }
 
-    fn next(&mut self, sampler: &mut Sampler, goes_on: bool) -> Result<u32> {
+    fn next(&mut self, sampler: &mut Sampler) -> Result<u32> {
         self.choose()?;
         if sampler.needs_logits() {
             // The device goes on with what it is given, not with what it chose.
@@ -202,29 +183,22 @@ impl Text for CudaText<'_> {
             return sampler.next(&logits);
         }
         let temperature = sampler.options().temperature;
-        if temperature > 0.0 {
-            self.next.draw(&self.cuda, &[draw(sampler)], self.logits.view())?;
-            self.drew = true;
-        }
-        // What was drawn lies where the next step reads, also if the most likely token is asked for after it.
-        let on_device = temperature > 0.0 || !self.drew;
-        let from = if temperature > 0.0 { &self.next.drawn } else { &self.next.choice };
+        let Self { cuda, state, next, logits, .. } = self;
         let mut result = [0; 2];
-        let room = self.len < self.capacity();
-        if goes_on && on_device && room && self.model.comm.size() == 1 && !self.state.asks_host() {
-            self.kept.keep(&self.cuda, from.view())?;
-            self.step()?;
-            self.ahead = true;
-            self.kept.read(&mut result)?;
+        if temperature == 0.0 {
+            state.read(cuda, next.choice.view(), &mut result)?;
         } else {
-            self.state.read(&self.cuda, from.view(), &mut result)?;
+            next.draw(cuda, &[draw(sampler)], logits.view())?;
+            state.read(cuda, next.drawn.view(), &mut result)?;
+            self.drew = true;
         }
         let [token, greatest] = result;
         let greatest = f32::from_bits(greatest);
         if !greatest.is_finite() {
             return Err(Error::NotFinite(greatest));
         }
-        if on_device {
+        // What was drawn lies where the next step reads, also if the most likely token is asked for after it.
+        if temperature > 0.0 || !self.drew {
             self.token = Some(token);
         }
         Ok(token)

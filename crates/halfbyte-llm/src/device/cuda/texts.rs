@@ -10,7 +10,7 @@
 //! layers of a text that reads one token alone are one kernel, where the model has it.
 
 use super::CudaModel;
-use super::ahead::{Ahead, Chosen};
+use super::ahead::Ahead;
 use super::next::Next;
 use super::recording::Recordings;
 use super::run::{Pages as PagesOfRows, Rows as RowsOfStep, State};
@@ -57,7 +57,6 @@ pub(super) struct CudaTexts<'m> {
     /// The texts of the last step, in their places, if each read one token.
     alike: Vec<TextId>,
     ahead: Ahead,
-    chosen: Chosen,
 }
 
 /// Where a step's words lie, one kind behind the other.
@@ -105,8 +104,7 @@ impl<'m> CudaTexts<'m> {
             begun: 0,
             wanted: Vec::new(),
             alike: Vec::new(),
-            ahead: Ahead::default(),
-            chosen: Chosen::new(&cuda, room.texts)?,
+            ahead: Ahead::new(&cuda, room.texts)?,
             cuda,
         })
     }
@@ -231,9 +229,7 @@ impl<'m> CudaTexts<'m> {
 impl Drop for CudaTexts<'_> {
     fn drop(&mut self) {
         // A step that nobody asked for any more may still run. Whoever comes next hears of an error.
-        if self.ahead.is_begun() {
-            let _ = self.cuda.stream().synchronize();
-        }
+        let _ = self.cuda.stream().synchronize();
     }
 }
 
@@ -374,9 +370,9 @@ impl Texts for CudaTexts<'_> {
         let in_order = places.iter().copied().eq(0..self.alike.len());
         let on_device = in_order && !samplers.iter().any(|sampler| sampler.needs_logits());
         if ahead && on_device && model.comm.size() == 1 && !self.state.asks_host() {
-            self.chosen.keep(cuda, from)?;
+            self.ahead.keep(cuda, from)?;
             self.begin_ahead()?;
-            self.chosen.read(&mut results)?;
+            self.ahead.results(&mut results)?;
         } else {
             self.state.read(cuda, from, &mut results)?;
         }
