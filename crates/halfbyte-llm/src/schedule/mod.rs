@@ -417,8 +417,10 @@ impl<'m> Scheduler<'m> {
         let written = parts[..ended].iter().filter(|&&(i, _)| running[i].wanted.is_tokens()).count();
         let (written, vectors) = (&parts[..written], &parts[written..ended]);
 
+        // Who waits could join with the next step, unless all places are taken.
+        let nobody_joins = waiting.is_empty() || running.len() >= options.texts;
         let ahead = !options.batch_invariant
-            && waiting.is_empty()
+            && nobody_joins
             && written.len() == running.len()
             && reserve_all(texts.as_mut(), running, bounds.longest)?;
         let mut samplers: Vec<Option<&mut Sampler>> = running.iter_mut().map(|live| live.wanted.sampler()).collect();
