@@ -201,8 +201,7 @@ impl<'m> CudaTexts<'m> {
             state.head(model, cuda, 0..texts, logits)?;
             next.most_likely(cuda, texts, 0, logits.view().slice(0..texts * model.decoder.vocab))
         };
-        if chunks.is_empty() && !asks_host { recordings.run(cuda, &(texts, longest), step) } else { step() }?;
-        Ok(())
+        if chunks.is_empty() && !asks_host { recordings.run(cuda, &(texts, longest), step) } else { step() }
     }
 
     /// The texts have read these rows.
