@@ -317,7 +317,17 @@ impl<'m> Session<'m> {
         if !self.follows {
             return Err(Error::EmptyPrompt);
         }
-        self.text.next(sampler)
+        self.text.next(sampler, false)
+    }
+
+    /// The same for a caller that reads this token next, as a rule: a GPU begins to read it before it is known here, so that it waits for
+    /// nobody. What was begun in vain costs a step. Until something is read nothing follows: there are no logits, and no other token.
+    pub fn next_to_read(&mut self, sampler: &mut Sampler) -> Result<u32> {
+        if !self.follows {
+            return Err(Error::EmptyPrompt);
+        }
+        self.follows = false;
+        self.text.next(sampler, true)
     }
 
     /// Reads tokens and hands on the logits after each of them, `[some tokens, vocab]` at a time, in order.

@@ -120,7 +120,8 @@ impl Session<'_> {
             if cancelled() {
                 break Finish::Cancelled;
             }
-            let token = self.next(&mut sampler)?;
+            let goes_on = logprobs.is_none() && tokens.len() + 1 < request.max_tokens && self.len() < self.context();
+            let token = if goes_on { self.next_to_read(&mut sampler) } else { self.next(&mut sampler) }?;
             if decoded == 0 {
                 first = prefill + begun.elapsed();
             }

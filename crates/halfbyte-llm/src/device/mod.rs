@@ -140,8 +140,10 @@ pub(crate) trait Text: std::fmt::Debug + Send {
     /// asked for.
     fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<()>;
 
-    /// The token that a sampler chooses to follow what was read. Error: as [`Sampler::next`].
-    fn next(&mut self, sampler: &mut Sampler) -> Result<u32>;
+    /// The token that a sampler chooses to follow what was read. `goes_on`: the caller expects to read it next, so that a device may begin
+    /// before it is known; then neither logits nor another token are asked for until something is read or forgotten. Error: as
+    /// [`Sampler::next`].
+    fn next(&mut self, sampler: &mut Sampler, goes_on: bool) -> Result<u32>;
 }
 
 /// What many texts need room for.

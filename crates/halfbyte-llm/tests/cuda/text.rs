@@ -9,6 +9,52 @@ fn argmax(logits: &[f32]) -> u32 {
     (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
 }
 
+/// A device that begins to read a token before the host knows it writes the same text; what was begun in vain leaves nothing behind.
+fn read_before_it_is_known(session: &mut Session<'_>, prompt: &[u32], text: &[u32]) {
+    let mut greedy = Sampler::new(Sampling::default()).unwrap();
+    let begin = |session: &mut Session<'_>| {
+        session.clear().unwrap();
+        session.read_unless(prompt, None).unwrap();
+    };
+    begin(session);
+    for (i, &token) in text[..text.len() - 1].iter().enumerate() {
+        assert_eq!(session.next_to_read(&mut greedy).unwrap(), token, "token {i}");
+        let nothing = [session.logits().map(|_| 0), session.next(&mut greedy), session.next_to_read(&mut greedy)];
+        assert!(nothing.iter().all(|result| matches!(result, Err(Error::EmptyPrompt))), "{nothing:?}");
+        session.read_unless(&[token], None).unwrap();
+        if i % 7 == 3 {
+            assert_eq!(session.next(&mut greedy).unwrap(), text[i + 1], "token {}", i + 1);
+        }
+    }
+    // Another token than that, several, and a shorter text.
+    let others = [text[3] ^ 1, 5, 900];
+    for (then, kept) in [(&others[..1], 4), (&others[..], 4), (&others[..2], 2)] {
+        begin(session);
+        session.read_unless(&text[..4], None).unwrap();
+        session.next_to_read(&mut greedy).unwrap();
+        session.forget(prompt.len() + kept).unwrap();
+        let got = session.prefill(then).unwrap().to_vec();
+        begin(session);
+        session.read_unless(&text[..kept], None).unwrap();
+        let want = session.prefill(then).unwrap();
+        assert!(worst(&got, want) < 5e-2, "{then:?} after {kept}");
+    }
+    begin(session);
+    let mut draws =
+        [0; 2].map(|_| Sampler::new(Sampling { temperature: 0.9, top_k: 40, seed: 5, ..Sampling::default() }).unwrap());
+    let [ahead, plain] = &mut draws;
+    let mut drawn = Vec::new();
+    for _ in 0..30 {
+        drawn.push(session.next_to_read(ahead).unwrap());
+        session.read_unless(&drawn[drawn.len() - 1..], None).unwrap();
+    }
+    begin(session);
+    for &token in &drawn {
+        assert_eq!(session.next(plain).unwrap(), token);
+        session.read_unless(&[token], None).unwrap();
+    }
+}
+
 #[test]
 fn texts_go_on_by_their_own_tokens_or_by_others() {
     let Some(gpu) = gpu() else { return };
@@ -33,6 +79,7 @@ fn texts_go_on_by_their_own_tokens_or_by_others() {
         assert_eq!(session.next(&mut greedy).unwrap(), by_device[i + 1], "asked twice");
     }
     assert_eq!(by_device, by_logits);
+    read_before_it_is_known(&mut session, &prompt, &by_device);
     // Another token than the likeliest, a draw, a draw of all rows.
     let other = by_logits[0] ^ 1;
     session.clear().unwrap();

@@ -6,6 +6,7 @@
 //! other libraries in the process can be handed in.
 
 mod graph;
+mod host_words;
 mod launch;
 mod memory;
 mod peer;
@@ -15,9 +16,10 @@ mod upload;
 
 pub use graph::Graph;
 pub(super) use graph::beside_capture;
+pub use host_words::HostWords;
 pub use launch::{Arg, Function, Launch, Module, Resources};
 pub use memory::{Buffer, FloatView, FloatViewMut, View, ViewMut};
-pub use peer::{HostWord, Inbox, Peer};
+pub use peer::{Inbox, Peer};
 pub use stream::{Event, Stream};
 pub use tensor_map::{Promotion, Swizzle, TensorMap, Tiles, Windows};
 pub use upload::{Sent, Uploader};

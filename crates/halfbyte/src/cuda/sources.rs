@@ -57,6 +57,7 @@ pub const HEADERS: &[Source] = headers![
     "folded_norm.cuh"
     "grouped.cuh"
     "hopper.cuh"
+    "host_tokens.cuh"
     "image_rows.cuh"
     "images.cuh"
     "int8_layer.cuh"

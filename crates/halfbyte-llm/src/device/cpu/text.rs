@@ -91,7 +91,7 @@ impl Text for CpuText<'_> {
         self.compute(rows, out)
     }
 
-    fn next(&mut self, sampler: &mut Sampler) -> Result<u32> {
+    fn next(&mut self, sampler: &mut Sampler, _: bool) -> Result<u32> {
         sampler.next(self.last_logits()?)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! device:  ─ step ─ tokens ─ next step ──────────
-//! host:              └▶ copied in a stream of its own ─ told to readers ─ looked at: who goes on?
+//! host:                └▶ seen in its own memory ─ told to readers ─ looked at: who goes on?
 //! ```
 //!
 //! So the device does not wait for the host. A text that ends with such a token was read once too often, which nobody sees: what is in
@@ -10,18 +10,10 @@
 
 use crate::device::{Rows, TextId};
 use crate::error::Result;
-use halfbyte::Cuda;
-use halfbyte::cuda::driver::{Buffer, Event, Stream, View};
 
-/// A step that has begun.
-#[derive(Debug)]
+/// A step of many texts that has begun.
+#[derive(Debug, Default)]
 pub(super) struct Ahead {
-    /// Tokens and bits of logits that were chosen last.
-    results: Buffer<u32>,
-    /// They are there.
-    there: Event,
-    /// Beside that of the steps.
-    copies: Stream,
     /// What is read, in its places; empty: nothing has begun.
     rows: Vec<Row>,
 }
@@ -35,30 +27,6 @@ struct Row {
 }
 
 impl Ahead {
-    /// Of up to so many texts.
-    pub(super) fn new(cuda: &Cuda, texts: usize) -> Result<Self> {
-        let context = cuda.gpu().context();
-        Ok(Self {
-            results: context.allocate(2 * texts)?,
-            there: Event::new(context)?,
-            copies: Stream::new(context)?,
-            rows: Vec::new(),
-        })
-    }
-
-    /// Keeps what was chosen from what the next step writes.
-    pub(super) fn keep(&mut self, cuda: &Cuda, from: View<'_, u32>) -> Result<()> {
-        let stream = cuda.stream();
-        stream.copy(from, self.results.view_mut().slice(0..from.len()))?;
-        Ok(stream.record(&self.there)?)
-    }
-
-    /// What was kept, while the next step goes on.
-    pub(super) fn results(&self, to: &mut [u32]) -> Result<()> {
-        self.copies.wait(&self.there)?;
-        Ok(self.copies.download(self.results.view().slice(0..to.len()), to)?)
-    }
-
     /// A step of these texts, each with the positions that it has already, has begun.
     pub(super) fn begun(&mut self, texts: impl Iterator<Item = (TextId, usize)>) {
         self.rows = texts.map(|(text, len)| Row { text, len, token: None }).collect();

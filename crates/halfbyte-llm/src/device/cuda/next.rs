@@ -1,68 +1,93 @@
-//! From logits to the tokens that the next step reads, on a GPU.
+//! From logits to the tokens that the next step reads, on a GPU, and to the host.
 
-use super::run::Rows;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use halfbyte::Cuda;
-use halfbyte::cuda::driver::{Buffer, View};
-use halfbyte::cuda::nn::{self, Draw, Drawn, Step};
+use halfbyte::cuda::driver::{Buffer, View, ViewMut};
+use halfbyte::cuda::nn::{self, Draw, Drawn, HostTokens, Step, TokenPlaces};
 
 /// What follows texts, each a row of logits. It is allocated once and stays where it is, since recordings hold its addresses.
 #[derive(Debug)]
 pub(super) struct Next {
-    /// What the next step of one text reads.
-    pub(super) tokens: Buffer<u32>,
-    pub(super) positions: Buffer<u32>,
     /// Of each text the most likely token, then the bits of its logit.
-    pub(super) choice: Buffer<u32>,
+    choice: Buffer<u32>,
     /// A drawn token, then the same bits.
-    pub(super) drawn: Buffer<u32>,
+    drawn: Buffer<u32>,
+    /// What the host sees of both.
+    likely: HostTokens,
+    draws: HostTokens,
+}
+
+/// Tokens of one launch, which the host sees as they come. The next launch may follow meanwhile.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Chosen {
+    drawn: bool,
+    places: TokenPlaces,
 }
 
 impl Next {
-    /// Of so many texts, with room for the tokens of so many rows.
-    pub(super) fn new(cuda: &Cuda, texts: usize, rows: usize) -> Result<Self> {
-        let context = cuda.gpu().context();
+    /// Of so many texts.
+    pub(super) fn new(cuda: &Cuda, texts: usize) -> Result<Self> {
+        let (gpu, context) = (cuda.gpu(), cuda.gpu().context());
         Ok(Self {
-            tokens: context.allocate(rows)?,
-            positions: context.allocate(rows)?,
             choice: context.allocate(2 * texts)?,
             drawn: context.allocate(2 * texts)?,
+            likely: HostTokens::new(gpu, cuda.stream(), texts)?,
+            draws: HostTokens::new(gpu, cuda.stream(), texts)?,
         })
     }
 
-    /// So many rows of the one text, whose tokens and positions lie here.
-    pub(super) fn rows(&self, m: usize, longest: usize) -> Rows<'_> {
-        let [tokens, positions] = [&self.tokens, &self.positions].map(|of_rows| of_rows.view().slice(0..m));
-        Rows { tokens, positions, longest, texts: None }
+    /// Before so many texts choose their most likely tokens.
+    pub(super) fn make_room(&self, cuda: &Cuda, texts: usize) -> Result<()> {
+        Ok(self.likely.make_room(cuda.stream(), texts)?)
     }
 
-    /// From the logits of so many texts to the most likely tokens; each has grown by `advance`.
+    /// From the logits of texts to the most likely tokens, which are left where the next step reads them; positions grow by `advance`.
+    /// It can be recorded: before it is put into the stream, so or so, there is [`Next::make_room`], and then [`Next::chosen`].
     pub(super) fn most_likely(
         &mut self,
         cuda: &Cuda,
-        texts: usize,
+        [tokens, positions]: [ViewMut<'_, u32>; 2],
         advance: usize,
         logits: View<'_, f32>,
     ) -> Result<()> {
-        let step = Step {
-            logits,
-            choice: self.choice.view_mut().slice(0..2 * texts),
-            tokens: self.tokens.view_mut().slice(0..texts),
-            positions: self.positions.view_mut().slice(0..texts),
-            advance,
-        };
+        let choice = self.choice.view_mut().slice(0..2 * tokens.len());
+        let step = Step { logits, choice, tokens, positions, advance, host: Some(&self.likely) };
         Ok(nn::argmax(cuda.gpu(), cuda.stream(), step)?)
     }
 
-    /// From the same logits to tokens that are drawn, or the most likely ones.
-    pub(super) fn draw(&mut self, cuda: &Cuda, draws: &[Draw], logits: View<'_, f32>) -> Result<()> {
+    /// So many texts choose their most likely tokens in the stream.
+    pub(super) fn chosen(&mut self, texts: usize) -> Chosen {
+        Chosen { drawn: false, places: self.likely.launched(texts) }
+    }
+
+    /// From the same logits to tokens that are drawn, or the most likely ones, where the next step reads them.
+    pub(super) fn draw(
+        &mut self,
+        cuda: &Cuda,
+        draws: &[Draw],
+        logits: View<'_, f32>,
+        tokens: ViewMut<'_, u32>,
+    ) -> Result<Chosen> {
         let texts = draws.len();
+        self.draws.make_room(cuda.stream(), texts)?;
         let of = Drawn {
             logits,
             choice: self.choice.view().slice(0..2 * texts),
             drawn: self.drawn.view_mut().slice(0..2 * texts),
-            tokens: self.tokens.view_mut().slice(0..texts),
+            tokens,
+            host: Some(&self.draws),
         };
-        Ok(nn::sample(cuda.gpu(), cuda.stream(), draws, of)?)
+        nn::sample(cuda.gpu(), cuda.stream(), draws, of)?;
+        Ok(Chosen { drawn: true, places: self.draws.launched(texts) })
+    }
+
+    /// The tokens, as soon as they are there; an error for a text whose greatest logit is none.
+    pub(super) fn tokens(&self, cuda: &Cuda, chosen: &Chosen) -> Result<Vec<Result<u32>>> {
+        let host = if chosen.drawn { &self.draws } else { &self.likely };
+        let tokens = host.wait(cuda.stream(), &chosen.places)?;
+        let finite = |(token, greatest): (u32, f32)| {
+            if greatest.is_finite() { Ok(token) } else { Err(Error::NotFinite(greatest)) }
+        };
+        Ok(tokens.into_iter().map(finite).collect())
     }
 }

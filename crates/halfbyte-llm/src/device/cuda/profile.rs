@@ -117,13 +117,13 @@ impl CudaText<'_> {
         let longest = if m == 1 { self.longest_of_step() } else { position + m };
         self.place(tokens)?;
         (self.chosen, self.token, self.drew) = (false, None, false);
-        let Self { model, cuda, state, next, logits, .. } = self;
+        let Self { model, cuda, state, inputs, next, logits, .. } = self;
         let most = model.decoder.layers.len() * STEPS[0] + STEPS[1];
         let mut clock = Events::new(cuda.stream(), 2 * most)?;
         let (kernel, Product { n, k, bytes }) = model.decoder.vocabulary.kernel(cuda, model.activations)?;
         cuda.stream().synchronize()?;
         cuda.stream().delay(HOST_TIME * u32::try_from(most).unwrap_or(u32::MAX))?;
-        let mut steps = state.timed(model, cuda, next.rows(m, longest), position, &mut clock)?;
+        let mut steps = state.timed(model, cuda, inputs.rows(m, longest), position, &mut clock)?;
         clock.mark()?;
         state.head(model, cuda, 0..1, logits)?;
         clock.mark()?;
@@ -131,7 +131,9 @@ impl CudaText<'_> {
         let (bytes, flop) = ((bytes + of_rows) as f64, (2 * n * k) as f64);
         steps.push(Step { name: "head", layer: None, rows: 1, kernel, bytes, flop });
         clock.mark()?;
-        next.most_likely(cuda, 1, m, logits.view())?;
+        next.make_room(cuda, 1)?;
+        next.most_likely(cuda, inputs.next(), m, logits.view())?;
+        let likely = next.chosen(1);
         clock.mark()?;
         let bytes = (n * size_of::<f32>()) as f64;
         steps.push(Step { name: "choice", layer: None, rows: 1, kernel: "argmax".to_owned(), bytes, flop: 0.0 });
@@ -145,7 +147,7 @@ impl CudaText<'_> {
         let timed = steps.into_iter().zip(marks.chunks_exact(2));
         let steps = timed.map(|(step, marks)| Ok(TimedStep::new(step, marks[1].seconds_since(&marks[0])?)));
         let steps = steps.collect::<Result<_>>()?;
-        (self.rows, self.chosen, self.len) = (1, true, position + m);
+        (self.rows, self.chosen, self.likely, self.len) = (1, true, likely, position + m);
         Ok(Profile { steps, seconds })
     }
 }

@@ -5,6 +5,7 @@ mod norms;
 mod rows;
 
 use super::experts::Mixture;
+use super::next::{Chosen, Next};
 use super::projection::{Input, Projection};
 use super::ranks::Ranks;
 use super::{CudaModel, OnCuda, Vocabulary, persistent};
@@ -112,6 +113,16 @@ impl State {
         }
         cuda.stream().download(from, out)?;
         self.ranks.as_ref().map_or(Ok(()), Ranks::heard)
+    }
+
+    /// Chosen tokens, as soon as they are there. Errors: those of [`State::wait`].
+    pub(super) fn tokens(&self, cuda: &Cuda, next: &Next, chosen: &Chosen) -> Result<Vec<Result<u32>>> {
+        if let Some(ranks) = &self.ranks {
+            ranks.wait(cuda)?;
+        }
+        let tokens = next.tokens(cuda, chosen)?;
+        self.ranks.as_ref().map_or(Ok(()), Ranks::heard)?;
+        Ok(tokens)
     }
 
     /// From tokens to normed vectors in `normed`, of all rows or of the last one of each text.

@@ -6,20 +6,21 @@
 //! ```
 //!
 //! A recorded step reads token and position from the device and leaves the next ones there, so that a text that goes on by the
-//! tokens that were chosen here takes one launch a token, and brings back its id. There is a recording for each power of two of
-//! the context's length, which attention divides into parts.
+//! tokens that were chosen here takes one launch a token. The host sees the token as it comes, while the next step reads it already
+//! where the caller says that it will. There is a recording for each power of two of the context's length, which attention divides into
+//! parts.
 
 use super::CudaModel;
-use super::next::Next;
+use super::next::{Chosen, Next};
 use super::recording::Recordings;
-use super::run::State;
+use super::run::{Rows, State};
 use crate::decoder::Decoder;
 use crate::device::{Batch, Text};
 use crate::error::{Error, Result};
 use crate::profile::Profile;
 use crate::sampling::{Sampler, Sampling};
 use halfbyte::Cuda;
-use halfbyte::cuda::driver::Buffer;
+use halfbyte::cuda::driver::{Buffer, ViewMut};
 use halfbyte::cuda::nn::{Draw, KvCache};
 use std::ops::Range;
 
@@ -29,6 +30,26 @@ pub(super) const SHORTEST_RECORDING: usize = 256;
 /// Nothing is drawn.
 pub(super) const MOST_LIKELY: Draw = Draw { temperature: 0.0, top_k: 0, top_p: 1.0, random: 0.0 };
 
+/// What the layers read of a text, where recordings find it.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    tokens: Buffer<u32>,
+    positions: Buffer<u32>,
+}
+
+impl Inputs {
+    /// So many rows.
+    pub(super) fn rows(&self, m: usize, longest: usize) -> Rows<'_> {
+        let [tokens, positions] = [&self.tokens, &self.positions].map(|of_rows| of_rows.view().slice(0..m));
+        Rows { tokens, positions, longest, texts: None }
+    }
+
+    /// Token and position of the next step.
+    pub(super) fn next(&mut self) -> [ViewMut<'_, u32>; 2] {
+        [&mut self.tokens, &mut self.positions].map(|of_rows| of_rows.view_mut().slice(0..1))
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct CudaText<'m> {
     pub(super) model: &'m CudaModel,
@@ -36,6 +57,7 @@ pub(super) struct CudaText<'m> {
     /// By the positions that they serve.
     recordings: Recordings<usize>,
     pub(super) state: State,
+    pub(super) inputs: Inputs,
     pub(super) next: Next,
     /// After the last token, `[vocab]`.
     pub(super) logits: Buffer<f32>,
@@ -44,12 +66,16 @@ pub(super) struct CudaText<'m> {
     pub(super) len: usize,
     /// Vectors in `normed`.
     pub(super) rows: usize,
-    /// Whether `logits` and `choice` are those after the last token, and the device's position is the text's length.
+    /// Whether `logits` and `likely` are those after the last token, and the device's position is the text's length.
     pub(super) chosen: bool,
+    /// The most likely token.
+    pub(super) likely: Chosen,
     /// The token that the device goes on with, where the host knows it.
     pub(super) token: Option<u32>,
     /// Whether that token was drawn, and is not the most likely one that a step leaves.
     pub(super) drew: bool,
+    /// Whether the device reads that token already.
+    ahead: bool,
 }
 
 impl<'m> CudaText<'m> {
@@ -58,9 +84,10 @@ impl<'m> CudaText<'m> {
         let (gpu, Decoder { layers, heads, .. }) = (cuda.gpu(), &model.decoder);
         let cache = KvCache::new(gpu, layers.len(), *heads, context, model.kv)?;
         let state = State::new(model, &cuda, cache, [rows, 1, context], false)?;
-        let next = Next::new(&cuda, 1, rows)?;
+        let next = Next::new(&cuda, 1)?;
         let context = gpu.context().clone();
         Ok(Self {
+            inputs: Inputs { tokens: context.allocate(rows)?, positions: context.allocate(rows)? },
             logits: context.allocate(model.decoder.vocab)?,
             many_logits: context.allocate(0)?,
             model,
@@ -71,18 +98,21 @@ impl<'m> CudaText<'m> {
             len: 0,
             rows: 0,
             chosen: false,
+            likely: Chosen::default(),
             token: None,
             drew: false,
+            ahead: false,
         })
     }
 
     /// Puts tokens and their positions onto the device; of none the position of the next.
     pub(super) fn place(&mut self, tokens: &[u32]) -> Result<()> {
+        self.ahead = false;
         let rows = tokens.len().max(1);
         let first = u32::try_from(self.len).ok().filter(|first| first.checked_add(rows as u32).is_some());
         let first = first.ok_or(Error::ContextFull { limit: u32::MAX as usize, got: self.len })?;
         let positions: Vec<u32> = (first..).take(rows).collect();
-        let Next { tokens: to, positions: of_rows, .. } = &mut self.next;
+        let Inputs { tokens: to, positions: of_rows } = &mut self.inputs;
         self.cuda.stream().upload(&positions, of_rows.view_mut().slice(0..rows))?;
         Ok(self.cuda.stream().upload(tokens, to.view_mut().slice(0..tokens.len()))?)
     }
@@ -95,27 +125,41 @@ impl<'m> CudaText<'m> {
     /// One token, with what chooses the next.
     fn step(&mut self) -> Result<()> {
         let longest = self.longest_of_step();
-        let Self { model, cuda, recordings, state, next, logits, .. } = self;
+        let Self { model, cuda, recordings, state, inputs, next, logits, .. } = self;
         // What the host is asked for within a step cannot be recorded.
         let asks_host = state.asks_host();
+        next.make_room(cuda, 1)?;
         let mut step = || {
-            state.step(model, cuda, next.rows(1, longest))?;
+            state.step(model, cuda, inputs.rows(1, longest))?;
             state.head(model, cuda, 0..1, logits)?;
-            next.most_likely(cuda, 1, 1, logits.view())
+            next.most_likely(cuda, inputs.next(), 1, logits.view())
         };
-        if asks_host { step() } else { recordings.run(cuda, &longest, step) }
+        if asks_host { step() } else { recordings.run(cuda, &longest, step) }?;
+        self.likely = self.next.chosen(1);
+        Ok(())
     }
 
     /// Computes the logits after the last token, and the most likely next one, if that was not done.
     fn choose(&mut self) -> Result<()> {
         if !self.chosen {
             self.place(&[])?;
-            let Self { model, cuda, state, next, logits, rows, .. } = self;
+            let Self { model, cuda, state, inputs, next, logits, rows, .. } = self;
             state.head(model, cuda, *rows - 1..*rows, logits)?;
-            next.most_likely(cuda, 1, 0, logits.view())?;
+            next.make_room(cuda, 1)?;
+            next.most_likely(cuda, inputs.next(), 0, logits.view())?;
+            self.likely = next.chosen(1);
             (self.chosen, self.token, self.drew) = (true, None, false);
         }
         Ok(())
+    }
+}
+
+impl Drop for CudaText<'_> {
+    fn drop(&mut self) {
+        if self.ahead {
+            // A step that nobody asked for any more may still run. Whoever comes next hears of an error.
+            let _ = self.cuda.stream().synchronize();
+        }
     }
 }
 
@@ -138,17 +182,20 @@ impl Text for CudaText<'_> {
     fn read(&mut self, batch: Batch<'_>) -> Result<()> {
         let m = batch.tokens.len();
         let goes_on = self.chosen && m == 1 && self.token == Some(batch.tokens[0]);
-        if !goes_on {
+        let is_read = self.ahead && goes_on && !batch.all_rows;
+        if !goes_on || self.ahead && !is_read {
             self.place(batch.tokens)?;
         }
-        (self.chosen, self.token, self.drew) = (false, None, false);
+        (self.chosen, self.token, self.drew, self.ahead) = (false, None, false, false);
         if m == 1 && !batch.all_rows {
-            self.step()?;
+            if !is_read {
+                self.step()?;
+            }
             (self.rows, self.chosen) = (1, true);
             self.len += 1;
             return Ok(());
         }
-        let rows = self.next.rows(m, self.len + m);
+        let rows = self.inputs.rows(m, self.len + m);
         self.state.layers(self.model, &self.cuda, rows, batch.all_rows)?;
         self.rows = if batch.all_rows { m } else { 1 };
         self.len += m;
@@ -174,7 +221,7 @@ impl Text for CudaText<'_> {
         state.read(cuda, many_logits.view().slice(0..out.len()), out)
     }
 
-    fn next(&mut self, sampler: &mut Sampler) -> Result<u32> {
+    fn next(&mut self, sampler: &mut Sampler, goes_on: bool) -> Result<u32> {
         self.choose()?;
         if sampler.needs_logits() {
             // The device goes on with what it is given, not with what it chose.
@@ -182,23 +229,24 @@ impl Text for CudaText<'_> {
             self.state.read(&self.cuda, self.logits.view(), &mut logits)?;
             return sampler.next(&logits);
         }
-        let temperature = sampler.options().temperature;
-        let Self { cuda, state, next, logits, .. } = self;
-        let mut result = [0; 2];
-        if temperature == 0.0 {
-            state.read(cuda, next.choice.view(), &mut result)?;
-        } else {
-            next.draw(cuda, &[draw(sampler)], logits.view())?;
-            state.read(cuda, next.drawn.view(), &mut result)?;
+        let draws = sampler.options().temperature > 0.0;
+        let chosen = if draws {
             self.drew = true;
-        }
-        let [token, greatest] = result;
-        let greatest = f32::from_bits(greatest);
-        if !greatest.is_finite() {
-            return Err(Error::NotFinite(greatest));
-        }
+            let [token, _] = self.inputs.next();
+            self.next.draw(&self.cuda, &[draw(sampler)], self.logits.view(), token)?
+        } else {
+            self.likely.clone()
+        };
         // What was drawn lies where the next step reads, also if the most likely token is asked for after it.
-        if temperature > 0.0 || !self.drew {
+        let on_device = draws || !self.drew;
+        let room = self.len < self.capacity();
+        if goes_on && on_device && room && self.model.comm.size() == 1 && !self.state.asks_host() {
+            self.ahead = true;
+            self.step()?;
+        }
+        let mut tokens = self.state.tokens(&self.cuda, &self.next, &chosen)?;
+        let token = tokens.pop().ok_or(Error::EmptyPrompt)??;
+        if on_device {
             self.token = Some(token);
         }
         Ok(token)

@@ -1,8 +1,8 @@
 //! Many texts in a model on a GPU.
 //!
 //! ```text
-//! read:    upload tokens, positions, slots and pages in one copy ─ layers ─ head ─ most likely tokens
-//! choose:  (draws of those that sample) ─ download the tokens, while the layers read them (`ahead.rs`)
+//! read:    upload tokens, positions, slots and pages in one copy ─ layers ─ head ─ most likely tokens, where the next step reads them
+//! choose:  (draws of those that sample) ─ the host sees the tokens, while the layers read them already (`ahead.rs`)
 //! ```
 //!
 //! Rows of texts that read one token come first, then those of chunks. A step in which every text reads one token is recorded when it
@@ -11,7 +11,7 @@
 
 use super::CudaModel;
 use super::ahead::Ahead;
-use super::next::Next;
+use super::next::{Chosen, Next};
 use super::recording::Recordings;
 use super::run::{Pages as PagesOfRows, Rows as RowsOfStep, State};
 use super::text::{MOST_LIKELY, SHORTEST_RECORDING, draw};
@@ -20,7 +20,7 @@ use crate::device::{Room, Rows, TextId, Texts};
 use crate::error::{Error, Result};
 use crate::sampling::Sampler;
 use half::{bf16, f16};
-use halfbyte::cuda::driver::Buffer;
+use halfbyte::cuda::driver::{Buffer, Uploader};
 use halfbyte::cuda::nn::KvCache;
 use halfbyte::kv_pages::{PAGE_LENGTH, Pages, Sequence};
 use halfbyte::{Cuda, Float};
@@ -43,6 +43,8 @@ pub(super) struct CudaTexts<'m> {
     recordings: Recordings<(usize, usize)>,
     state: State,
     next: Next,
+    /// The most likely tokens of the last step.
+    likely: Chosen,
     room: Room,
     pages: Pages,
     texts: BTreeMap<TextId, Held>,
@@ -50,6 +52,7 @@ pub(super) struct CudaTexts<'m> {
     /// Of rows: tokens, positions, slots; of texts: positions of the last rows, pages.
     words: Buffer<u32>,
     on_host: Vec<u32>,
+    uploader: Uploader,
     /// `[texts, vocab]`, in the order in which texts were read.
     logits: Buffer<f32>,
     /// Places there of the texts that were wanted.
@@ -88,23 +91,25 @@ impl<'m> CudaTexts<'m> {
         let pages = room.positions.div_ceil(PAGE_LENGTH);
         let cache = KvCache::new(gpu, layers.len(), *heads, pages * PAGE_LENGTH, model.kv)?;
         let state = State::new(model, &cuda, cache, [room.rows, room.texts, room.longest], true)?;
-        let next = Next::new(&cuda, room.texts, room.texts)?;
+        let next = Next::new(&cuda, room.texts)?;
         let most = Words::of(room.rows, room.texts, room.longest.div_ceil(PAGE_LENGTH)).tables.end;
         Ok(Self {
             words: gpu.context().allocate(most)?,
             on_host: vec![0; most],
+            uploader: Uploader::new(gpu.context()),
             logits: gpu.context().allocate(room.texts * vocab)?,
             model,
             recordings: Recordings::default(),
             state,
             next,
+            likely: Chosen::default(),
             room,
             pages: Pages::new(pages),
             texts: BTreeMap::new(),
             begun: 0,
             wanted: Vec::new(),
             alike: Vec::new(),
-            ahead: Ahead::new(&cuda, room.texts)?,
+            ahead: Ahead::default(),
             cuda,
         })
     }
@@ -121,8 +126,9 @@ impl<'m> CudaTexts<'m> {
         text
     }
 
-    /// Writes what the step reads besides weights; returns where it lies, and the rows of the texts that read several tokens.
-    fn place(&mut self, order: &[&Rows<'_>], longest: usize) -> Result<(Words, Vec<Range<usize>>)> {
+    /// Writes what the step reads besides weights; returns where it lies, and the rows of the texts that read several tokens. Tokens that
+    /// were chosen last lie there already.
+    fn place(&mut self, order: &[&Rows<'_>], longest: usize, chosen: bool) -> Result<(Words, Vec<Range<usize>>)> {
         let rows: usize = order.iter().map(|rows| rows.tokens.len()).sum();
         let pages = longest.div_ceil(PAGE_LENGTH);
         if rows > self.room.rows || order.len() > self.room.texts || longest > self.room.longest {
@@ -156,8 +162,13 @@ impl<'m> CudaTexts<'m> {
             }
             first += tokens.len();
         }
-        let all = 0..words.tables.end;
-        self.cuda.stream().upload(&self.on_host[all.clone()], self.words.view_mut().slice(all))?;
+        let new = if chosen { words.positions.start } else { 0 }..words.tables.end;
+        let (from, to) = (&self.on_host[new.clone()], self.words.view_mut().slice(new));
+        let from: &[u8] = bytemuck::cast_slice(from);
+        self.uploader.upload(self.cuda.stream(), to.cast(), 1, |range, to| {
+            to.copy_from_slice(&from[range]);
+            Ok(())
+        })?;
         Ok((words, chunks))
     }
 
@@ -168,40 +179,41 @@ impl<'m> CudaTexts<'m> {
             longest = longest.max(self.held(rows.text)?.len + rows.tokens.len());
         }
         let longest = longest.next_power_of_two().max(SHORTEST_RECORDING).min(self.room.longest);
-        let (words, chunks) = self.place(ordered, longest)?;
-
-        if chosen {
-            let tokens = self.next.tokens.view().slice(0..ordered.len());
-            self.cuda.stream().copy(tokens, self.words.view_mut().slice(words.tokens.clone()))?;
-        }
+        let (words, chunks) = self.place(ordered, longest, chosen)?;
         self.alike.clear();
         if chunks.is_empty() {
             self.alike.extend(ordered.iter().map(|rows| rows.text));
         }
 
         let Self { model, cuda, recordings, state, next, words: on_device, logits, .. } = self;
-        let (texts, all) = (ordered.len(), on_device.view());
-        let rows_of_step = RowsOfStep {
-            tokens: all.slice(words.tokens),
-            positions: all.slice(words.positions),
-            longest,
-            texts: Some(PagesOfRows {
-                slots: all.slice(words.slots),
-                last: all.slice(words.last),
-                tables: all.slice(words.tables),
-                chunks: &chunks,
-            }),
-        };
+        let texts = ordered.len();
+        next.make_room(cuda, texts)?;
         let asks_host = state.asks_host();
         let mut step = || {
+            let all = on_device.view();
+            let rows_of_step = RowsOfStep {
+                tokens: all.slice(words.tokens.clone()),
+                positions: all.slice(words.positions.clone()),
+                longest,
+                texts: Some(PagesOfRows {
+                    slots: all.slice(words.slots.clone()),
+                    last: all.slice(words.last.clone()),
+                    tables: all.slice(words.tables.clone()),
+                    chunks: &chunks,
+                }),
+            };
             match (texts, chunks.len()) {
                 (1, 0) => state.step(model, cuda, rows_of_step),
                 _ => state.layers(model, cuda, rows_of_step, false),
             }?;
             state.head(model, cuda, 0..texts, logits)?;
-            next.most_likely(cuda, texts, 0, logits.view().slice(0..texts * model.decoder.vocab))
+            let (tokens, others) = on_device.view_mut().split_at(words.positions.start);
+            let of_texts = [tokens, others].map(|of_rows| of_rows.slice(0..texts));
+            next.most_likely(cuda, of_texts, 0, logits.view().slice(0..texts * model.decoder.vocab))
         };
-        if chunks.is_empty() && !asks_host { recordings.run(cuda, &(texts, longest), step) } else { step() }
+        if chunks.is_empty() && !asks_host { recordings.run(cuda, &(texts, longest), step) } else { step() }?;
+        self.likely = self.next.chosen(texts);
+        Ok(())
     }
 
     /// The texts have read these rows.
@@ -350,8 +362,7 @@ impl Texts for CudaTexts<'_> {
     }
 
     fn choose(&mut self, samplers: &mut [&mut Sampler], ahead: bool) -> Result<Vec<Result<u32>>> {
-        let Self { cuda, next, logits, model, .. } = self;
-        let vocab = model.decoder.vocab;
+        let vocab = self.model.decoder.vocab;
         let places: Vec<usize> = self.wanted.iter().copied().take(samplers.len()).collect();
         let texts = places.iter().map(|place| place + 1).max().unwrap_or(0);
         let mut draws = vec![MOST_LIKELY; texts];
@@ -360,32 +371,28 @@ impl Texts for CudaTexts<'_> {
                 draws[place] = draw(sampler);
             }
         }
-        let drawn = draws.iter().any(|draw| draw.temperature > 0.0);
-        if drawn {
-            next.draw(cuda, &draws, logits.view().slice(0..texts * vocab))?;
-        }
-        let (from, mut results) = (if drawn { &next.drawn } else { &next.choice }, vec![0; 2 * texts]);
-        let from = from.view().slice(0..2 * texts);
+        let last = if draws.iter().any(|draw| draw.temperature > 0.0) {
+            let Self { cuda, next, words, logits, .. } = self;
+            let tokens = words.view_mut().slice(0..texts);
+            next.draw(cuda, &draws, logits.view().slice(0..texts * vocab), tokens)?
+        } else {
+            self.likely.clone()
+        };
         let in_order = places.iter().copied().eq(0..self.alike.len());
         let on_device = in_order && !samplers.iter().any(|sampler| sampler.needs_logits());
-        if ahead && on_device && model.comm.size() == 1 && !self.state.asks_host() {
-            self.ahead.keep(cuda, from)?;
+        if ahead && on_device && self.model.comm.size() == 1 && !self.state.asks_host() {
             self.begin_ahead()?;
-            self.ahead.results(&mut results)?;
-        } else {
-            self.state.read(cuda, from, &mut results)?;
         }
+        let mut tokens: Vec<_> = self.state.tokens(&self.cuda, &self.next, &last)?.into_iter().map(Some).collect();
         let mut chosen = Vec::with_capacity(places.len());
         for (&place, sampler) in places.iter().zip(samplers.iter_mut()) {
             chosen.push(if sampler.needs_logits() {
                 let mut of_text = vec![0.0; vocab];
-                self.cuda
-                    .stream()
-                    .download(self.logits.view().slice(place * vocab..(place + 1) * vocab), &mut of_text)?;
+                let all = self.logits.view();
+                self.cuda.stream().download(all.slice(place * vocab..(place + 1) * vocab), &mut of_text)?;
                 sampler.next(&of_text)
             } else {
-                let greatest = f32::from_bits(results[2 * place + 1]);
-                if greatest.is_finite() { Ok(results[2 * place]) } else { Err(Error::NotFinite(greatest)) }
+                tokens[place].take().unwrap_or(Err(Error::EmptyPrompt))
             });
         }
         self.ahead.chosen(&chosen);

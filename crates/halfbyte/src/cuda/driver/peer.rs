@@ -1,11 +1,10 @@
-//! Memory that other devices and other processes of a host write into, and words of the host's that a device writes.
+//! Memory that other devices and other processes of a host write into.
 
 use super::memory::Buffer;
 use super::{Context, Stream, check};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::{c_char, c_uint};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 const OP: &str = "memory that ranks share";
 
@@ -163,52 +162,6 @@ impl Drop for Peer {
         if self.opened && self.context.bind().is_ok() {
             // SAFETY: opened in `open`, closed here once. The driver waits for what still uses it.
             let _ = unsafe { sys::cuIpcCloseMemHandle(self.pointer) };
-        }
-    }
-}
-
-/// A word of the host's that a device writes, and the host looks at while it does.
-#[derive(Debug)]
-pub struct HostWord {
-    context: Context,
-    word: *mut AtomicU32,
-}
-
-// SAFETY: a word that is only looked at, atomically.
-unsafe impl Send for HostWord {}
-// SAFETY: as above.
-unsafe impl Sync for HostWord {}
-
-impl HostWord {
-    /// Zero.
-    pub fn new(context: &Context) -> Result<Self> {
-        context.bind()?;
-        let mut word = std::ptr::null_mut();
-        // SAFETY: the context is current; memory of the host has the same address on the device.
-        check("allocate pinned memory", unsafe { sys::cuMemHostAlloc(&mut word, size_of::<AtomicU32>(), 0) })?;
-        let word = word.cast::<AtomicU32>();
-        // SAFETY: there is room for one, which nothing else knows yet.
-        unsafe { word.write(AtomicU32::new(0)) };
-        Ok(Self { context: context.clone(), word })
-    }
-
-    /// The device's address.
-    pub fn pointer(&self) -> u64 {
-        self.word as u64
-    }
-
-    /// What stands there now.
-    pub fn get(&self) -> u32 {
-        // SAFETY: owned, and written as whole words only.
-        unsafe { &*self.word }.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for HostWord {
-    fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: allocated in `new`, freed here once; the driver waits for what still writes it.
-            let _ = unsafe { sys::cuMemFreeHost(self.word.cast()) };
         }
     }
 }

@@ -6,8 +6,8 @@
 //       once; lanes, warps and the blocks of the cluster join their keys, the latter in the first block's shared memory
 //
 // NaN counts as greater than any number, so that whoever reads the value sees it.
-#include "floats.cuh"
 #include "hopper.cuh"
+#include "host_tokens.cuh"
 
 constexpr int THREADS = 1024, FOURS = 4;
 
@@ -20,6 +20,7 @@ struct Params {
   u64 length;
   u32 advance;
   u32 padding;  // of this struct
+  HostTokensOperands host;
 };
 
 // Greater for a greater logit, for NaN, and of equals, as zeros of both signs and NaNs are, for the smaller index.
@@ -84,9 +85,11 @@ __global__ void __launch_bounds__(THREADS) argmax(const Params p) {
 #endif
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     const u32 index = 0xffffffffu - u32(key);
+    const float greatest = logits[index];
     p.choice[2 * row] = index;
-    p.choice[2 * row + 1] = __float_as_uint(logits[index]);
+    p.choice[2 * row + 1] = __float_as_uint(greatest);
     p.tokens[row] = index;
     p.positions[row] += p.advance;
+    leave_for_host(p.host, row, index, greatest);
   }
 }

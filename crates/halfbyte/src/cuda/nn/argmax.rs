@@ -1,5 +1,6 @@
 //! Launches of `argmax.cu`: the most likely token of each text, on the device where the next step reads it.
 
+use super::host_tokens::{HostTokens, HostTokensOperands};
 use super::{MOST_BLOCKS_ACROSS, cluster, narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Stream, View, ViewMut};
@@ -26,6 +27,7 @@ parameters! {
         length: u64,
         advance: u32,
         padding: u32,
+        host: HostTokensOperands,
     }
 }
 
@@ -42,6 +44,8 @@ pub struct Step<'a> {
     pub positions: ViewMut<'a, u32>,
     /// Tokens that each text has grown by.
     pub advance: usize,
+    /// Where the host sees the tokens too.
+    pub host: Option<&'a HostTokens>,
 }
 
 /// Finds the greatest logit of each row, the first of equals. NaN counts as greater than any number, as in NumPy and PyTorch; of minus
@@ -69,6 +73,7 @@ pub fn argmax(gpu: &Gpu, stream: &Stream, step: Step<'_>) -> Result<()> {
         length: length as u64,
         advance: narrow(OP, "tokens", step.advance)?,
         padding: 0,
+        host: HostTokensOperands::of(step.host, 0, rows)?,
     };
     let form = cluster(gpu, THREADS, rows as u32);
     let function = gpu.function(&instance())?;

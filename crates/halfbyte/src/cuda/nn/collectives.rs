@@ -4,7 +4,7 @@ mod shots;
 
 use super::{launch, narrow, overlapping, same_length};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Buffer, FloatViewMut, HostWord, Inbox, Peer, Stream, View, ViewMut};
+use crate::cuda::driver::{Arg, Buffer, FloatViewMut, HostWords, Inbox, Peer, Stream, View, ViewMut};
 use crate::cuda::nccl::Nccl;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
@@ -148,7 +148,7 @@ struct Memory {
     mailbox: Mailbox,
     peers: Vec<Option<Peer>>,
     state: Buffer<u32>,
-    silent: HostWord,
+    silent: HostWords,
 }
 
 impl Collectives {
@@ -162,7 +162,7 @@ impl Collectives {
         let (context, peers) = (gpu.context(), opened(gpu, rank, addresses)?);
         let mut state = context.allocate(4)?;
         stream.fill(state.view_mut(), 0)?;
-        let (size, silent) = (mailbox.size, HostWord::new(context)?);
+        let (size, silent) = (mailbox.size, HostWords::new(context, 1, 0)?);
         Ok(Self { rank, size, way: Way::Memory(Memory { mailbox, peers, state, silent }) })
     }
 
@@ -367,7 +367,7 @@ impl Collectives {
     /// Whether all ranks were heard of in what the device has done so far. Error: the first that was silent.
     pub fn heard(&self) -> std::result::Result<(), usize> {
         match &self.way {
-            Way::Memory(memory) => match memory.silent.get() {
+            Way::Memory(memory) => match memory.silent.get(0) {
                 0 => Ok(()),
                 silent => Err(silent as usize - 1),
             },

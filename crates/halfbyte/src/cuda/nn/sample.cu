@@ -14,8 +14,8 @@
 //
 // Sums are f64, each added up in one order: of threads, warps, and blocks, which leave theirs in all shared memories.
 // The token is that of the sampler on the host, but where `random` falls on a border to within the rounding of e^x.
-#include "floats.cuh"
 #include "hopper.cuh"
+#include "host_tokens.cuh"
 
 constexpr int THREADS = 512, MOST_BLOCKS = 8, MOST_ROWS = 32;
 
@@ -35,6 +35,7 @@ struct Params {
   u32* drawn;  // [rows][2]: the token, then bits of the greatest logit
   u32* tokens;  // [rows]: become the token
   u64 length;
+  HostTokensOperands host;
   Row rows[MOST_ROWS];
 };
 
@@ -177,7 +178,10 @@ __global__ void __launch_bounds__(THREADS) sample(const Params p) {
   const u32* const choice = p.choice + 2 * row;
   const bool leaves = blockIdx.x == 0 && threadIdx.x == 0;
   if (p.rows[row].inverse_temperature == 0) {
-    if (leaves) p.drawn[2 * row] = p.tokens[row] = choice[0], p.drawn[2 * row + 1] = choice[1];
+    if (leaves) {
+      p.drawn[2 * row] = p.tokens[row] = choice[0], p.drawn[2 * row + 1] = choice[1];
+      leave_for_host(p.host, row, choice[0], __uint_as_float(choice[1]));
+    }
     return;
   }
   const Draw d = {p.rows[row], p.logits + row * p.length, p.length};
@@ -195,5 +199,6 @@ __global__ void __launch_bounds__(THREADS) sample(const Params p) {
     const u32 index = 0xffffffffu - u32(key);
     p.drawn[2 * row] = p.tokens[row] = index;
     p.drawn[2 * row + 1] = __float_as_uint(greatest);
+    leave_for_host(p.host, row, index, greatest);
   }
 }

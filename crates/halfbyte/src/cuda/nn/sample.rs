@@ -1,5 +1,6 @@
 //! Launches of `sample.cu`: tokens drawn on the device.
 
+use super::host_tokens::{HostTokens, HostTokensOperands};
 use super::{cluster, narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Stream, View, ViewMut};
@@ -35,6 +36,7 @@ parameters! {
         drawn: u64,
         tokens: u64,
         length: u64,
+        host: HostTokensOperands,
         rows: [Row; MOST_ROWS],
     }
 }
@@ -63,6 +65,8 @@ pub struct Drawn<'a> {
     pub drawn: ViewMut<'a, u32>,
     /// Become the tokens, `[rows]`: what the next step reads.
     pub tokens: ViewMut<'a, u32>,
+    /// Where the host sees the tokens too.
+    pub host: Option<&'a HostTokens>,
 }
 
 /// Draws a token for each row. Among the candidates, in order of their logits where `top_p` is below 1, else of their ids, it is the
@@ -96,7 +100,7 @@ pub fn sample(gpu: &Gpu, stream: &Stream, draws: &[Draw], of: Drawn<'_>) -> Resu
             return Err(Error::invalid(OP, expected, format!("{draw:?}")));
         }
     }
-    let Drawn { logits, choice, mut drawn, mut tokens } = of;
+    let Drawn { logits, choice, mut drawn, mut tokens, host } = of;
     let function = gpu.function(&instance())?;
     let mut first = 0;
     for draws in draws.chunks(MOST_ROWS) {
@@ -108,6 +112,7 @@ pub fn sample(gpu: &Gpu, stream: &Stream, draws: &[Draw], of: Drawn<'_>) -> Resu
             drawn: of_chunk.pointer(),
             tokens: tokens_of_chunk.pointer(),
             length: length as u64,
+            host: HostTokensOperands::of(host, first, draws.len())?,
             rows: [Row { random: 0.0, inverse_temperature: 0.0, top_p: 1.0, top_k: 0, padding: 0 }; MOST_ROWS],
         };
         for (row, draw) in params.rows.iter_mut().zip(draws) {

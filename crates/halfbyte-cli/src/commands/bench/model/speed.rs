@@ -81,9 +81,9 @@ pub fn speed(model: &Model, cpu: &Cpu, work: Work, progress: &Progress) -> Resul
     let decode = measure(effort, |_| {
         session.forget(depth)?;
         let mut token = tokens[0];
-        for _ in 0..generate {
+        for left in (0..generate).rev() {
             session.read_unless(&[token], None)?;
-            token = session.next(&mut greedy)?;
+            token = if left > 0 { session.next_to_read(&mut greedy) } else { session.next(&mut greedy) }?;
             if interrupt::cancelled() {
                 return Err(Failure::interrupted());
             }

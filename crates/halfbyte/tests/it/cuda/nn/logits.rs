@@ -4,7 +4,7 @@ use super::Bench;
 use crate::cuda::gpus;
 use crate::data::Random;
 use halfbyte::cuda::driver::Stream;
-use halfbyte::cuda::nn::{self, Draw, Drawn, Step};
+use halfbyte::cuda::nn::{self, Draw, Drawn, HostTokens, Step, TokenPlaces};
 
 #[test]
 fn the_greatest_logit_is_the_first_of_equals_and_the_text_goes_on() {
@@ -24,6 +24,7 @@ fn the_greatest_logit_is_the_first_of_equals_and_the_text_goes_on() {
                     tokens: token.view_mut(),
                     positions: position.view_mut(),
                     advance: 3,
+                    host: None,
                 };
                 nn::argmax(&gpu, &bench.stream, step).unwrap();
                 let choice = bench.read(choice.view());
@@ -73,6 +74,7 @@ fn the_choice_of_a_token_can_be_recorded() {
                 tokens: token.view_mut(),
                 positions: position.view_mut(),
                 advance: 1,
+                host: None,
             };
             nn::argmax(&gpu, stream, step)
         };
@@ -137,6 +139,7 @@ fn draws_are_those_of_the_definition() {
                 tokens: token.view_mut(),
                 positions: position.view_mut(),
                 advance: 1,
+                host: None,
             };
             nn::argmax(&gpu, &bench.stream, step).unwrap();
             let mut distinct = std::collections::BTreeSet::new();
@@ -151,6 +154,7 @@ fn draws_are_those_of_the_definition() {
                     choice: choice.view(),
                     drawn: drawn.view_mut(),
                     tokens: token.view_mut(),
+                    host: None,
                 };
                 let draw = Draw { temperature, top_k, top_p, random: at };
                 nn::sample(&gpu, &bench.stream, &[draw], of).unwrap();
@@ -193,6 +197,7 @@ fn rows_choose_as_each_alone() {
                     tokens: tokens.view_mut(),
                     positions: positions.view_mut(),
                     advance: 2,
+                    host: None,
                 };
                 nn::argmax(&gpu, &bench.stream, step).unwrap();
                 let of = Drawn {
@@ -200,6 +205,7 @@ fn rows_choose_as_each_alone() {
                     choice: choice.view(),
                     drawn: drawn.view_mut(),
                     tokens: tokens.view_mut(),
+                    host: None,
                 };
                 nn::sample(&gpu, &bench.stream, draws, of).unwrap();
                 assert_eq!(bench.read(positions.view()), vec![9; rows]);
@@ -215,5 +221,96 @@ fn rows_choose_as_each_alone() {
                 assert!(draw.temperature > 0.0 || drawn_of_row == of_row);
             }
         }
+    }
+}
+
+/// The host sees the tokens of a launch while the next one is in the stream, of any number of rows, again and again; a stream that left
+/// none is an error.
+#[test]
+fn the_host_sees_tokens_one_launch_behind() {
+    const ROWS: usize = 37;
+    const LEN: usize = 900;
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(23));
+        let stream = &bench.stream;
+        let [mut likely, mut draws] = [(); 2].map(|()| HostTokens::new(&gpu, stream, ROWS).unwrap());
+        let [mut choice, mut drawn] = [(); 2].map(|()| bench.upload(&[9u32; 2 * ROWS]));
+        let [mut tokens, mut positions] = [(); 2].map(|()| bench.upload(&[7u32; ROWS]));
+        let mut before: Option<(TokenPlaces, Vec<Option<u32>>, bool)> = None;
+        for round in 0..60 {
+            let rows = 1 + random.below(ROWS);
+            let mut logits = random.normals(rows * LEN);
+            let want: Vec<u32> = (0..rows).map(|_| random.below(LEN) as u32).collect();
+            for (row, &at) in logits.chunks_exact_mut(LEN).zip(&want) {
+                row[at as usize] = 40.0;
+            }
+            // Of all bits, as what stands where nothing was left.
+            let lost = (round % 7 == 3).then(|| random.below(rows));
+            if let Some(row) = lost {
+                logits[row * LEN + want[row] as usize] = f32::from_bits(u32::MAX);
+            }
+            let values = bench.upload(&logits);
+            likely.make_room(stream, rows).unwrap();
+            let step = Step {
+                logits: values.view(),
+                choice: choice.view_mut().slice(0..2 * rows),
+                tokens: tokens.view_mut().slice(0..rows),
+                positions: positions.view_mut().slice(0..rows),
+                advance: 1,
+                host: Some(&likely),
+            };
+            nn::argmax(&gpu, stream, step).unwrap();
+            let mut places = likely.launched(rows);
+            let draw = round % 3 == 1;
+            if draw {
+                // So likely is the greatest that it is what is drawn.
+                let of_row = Draw { temperature: 0.1, top_k: 0, top_p: 1.0, random: 0.5 };
+                let of_rows: Vec<Draw> = (0..rows).map(|i| Draw { temperature: [0.1, 0.0][i % 2], ..of_row }).collect();
+                draws.make_room(stream, rows).unwrap();
+                let of = Drawn {
+                    logits: values.view(),
+                    choice: choice.view().slice(0..2 * rows),
+                    drawn: drawn.view_mut().slice(0..2 * rows),
+                    tokens: tokens.view_mut().slice(0..rows),
+                    host: Some(&draws),
+                };
+                nn::sample(&gpu, stream, &of_rows, of).unwrap();
+                places = draws.launched(rows);
+            }
+            let check = |(places, want, drew): (TokenPlaces, Vec<Option<u32>>, bool)| {
+                let got = if drew { &draws } else { &likely }.wait(stream, &places).unwrap();
+                assert_eq!(got.len(), want.len());
+                for (i, (&(token, greatest), want)) in got.iter().zip(&want).enumerate() {
+                    let right = want.map_or(greatest.is_nan(), |want| (token, greatest) == (want, 40.0));
+                    assert!(right, "row {i} before round {round}: {token}, {greatest}, expected {want:?}");
+                }
+            };
+            let mut want: Vec<Option<u32>> = want.into_iter().map(Some).collect();
+            if let Some(row) = lost {
+                want[row] = None;
+            }
+            // Now and then nobody asks, or asks at once.
+            let last = before.replace((places, want, draw));
+            if let Some(last) = last.filter(|_| round % 5 != 4) {
+                check(last);
+            }
+            if round % 6 == 5 {
+                before.take().into_iter().for_each(check);
+            }
+        }
+        // What no launch leaves does not come.
+        likely.make_room(stream, 2).unwrap();
+        let places = likely.launched(2);
+        assert!(likely.wait(stream, &places).is_err());
+        let few = HostTokens::new(&gpu, stream, 1).unwrap();
+        let step = Step {
+            logits: choice.view().cast(),
+            choice: drawn.view_mut(),
+            tokens: tokens.view_mut(),
+            positions: positions.view_mut(),
+            advance: 0,
+            host: Some(&few),
+        };
+        assert!(nn::argmax(&gpu, stream, step).is_err(), "more rows than the host has places for");
     }
 }
