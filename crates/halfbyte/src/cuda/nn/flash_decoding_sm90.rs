@@ -23,8 +23,12 @@ static SOURCE: Source = Source {
 /// As in the source: warps of a block.
 const MOST_WARPS: usize = 8;
 
-/// Blocks that share a multiprocessor at most: more would have rings of one stage.
+/// Blocks that share a multiprocessor at most: more would have rings of one stage, or a last round that is less full.
 const MOST_BLOCKS: usize = 3;
+
+/// Those that registers have room for, and stages that they must have: so many share one if then all blocks are there at once.
+const ALL_BLOCKS: usize = 4;
+const FEW_STAGES: usize = 2;
 
 /// Multiprocessors that together bring in what memory gives, and bytes that memory gives while parts are joined: from 2 to 64 texts of
 /// 518 positions on an H100.
@@ -86,18 +90,19 @@ pub(super) struct Form {
 }
 
 /// The form for so many texts that see up to `longest` positions each: rings of what shared memory has room for, where as many blocks share a
-/// multiprocessor as there are, up to [`MOST_BLOCKS`].
+/// multiprocessor as there are, up to [`MOST_BLOCKS`], or all.
 pub(super) fn form(caps: Caps, heads: Heads, texts: usize, division: Division, longest: usize) -> Form {
     let Division { warps, parts, part_length } = division;
     let grid = [texts, blocks_of_text(heads), parts];
     let blocks: usize = grid.iter().product();
-    let at_once = blocks.div_ceil(caps.multiprocessors.max(1) as usize).clamp(1, MOST_BLOCKS);
-    // A block takes 1 KB more than it asks for, and a multiprocessor has as much more than a block may have.
-    let room = (caps.shared_bytes as usize + 1024) / at_once - 1024;
     let of_part = if part_length > 0 { part_length } else { longest.div_ceil(parts) };
     let needed = (of_part.div_ceil(warps * TILE) + 1).min(LANES);
-    let fits = |&stages: &usize| shared_bytes(heads.head_size, warps, stages) <= room;
-    Form { grid, warps, stages: (1..=needed).take_while(fits).last().unwrap_or(1) }
+    // A block takes 1 KB more than it asks for, and a multiprocessor has as much more than a block may have.
+    let room = |blocks: usize| ((caps.shared_bytes as usize + 1024) / blocks).saturating_sub(1024);
+    let fits = |stages: usize, blocks: usize| shared_bytes(heads.head_size, warps, stages) <= room(blocks);
+    let all = blocks.div_ceil(caps.multiprocessors.max(1) as usize).max(1);
+    let at_once = if all <= ALL_BLOCKS && fits(FEW_STAGES, all) { all } else { all.min(MOST_BLOCKS) };
+    Form { grid, warps, stages: (1..=needed).take_while(|&stages| fits(stages, at_once)).last().unwrap_or(1) }
 }
 
 /// Puts the kernel into a stream. The caller has checked what the parameters name, which are of this form. *Errors:* more blocks than a
@@ -140,6 +145,21 @@ mod tests {
     #[test]
     fn shared_memory_is_what_the_source_has() {
         assert_eq!([64, 128, 256].map(static_bytes), [4096, 6144, 11264]);
+    }
+
+    /// Warps, stages, and blocks that there is room for.
+    #[test]
+    fn rings_are_shared_out_among_blocks() {
+        let of = |head_size, texts| {
+            let heads = Heads { heads: 32, kv_heads: 8, head_size };
+            let division = of_texts(132, heads, texts, 1024);
+            let Form { warps, stages, .. } = form(Caps::H200, heads, texts, division, 1024);
+            let blocks = (Caps::H200.shared_bytes as usize + 1024) / (shared_bytes(head_size, warps, stages) + 1024);
+            (warps, stages, blocks)
+        };
+        assert_eq!([16, 32, 64, 96].map(|texts| of(64, texts)), [(8, 6, 1), (4, 6, 2), (4, 3, 4), (4, 4, 3)]);
+        assert_eq!([16, 32, 64, 96].map(|texts| of(128, texts)), [(8, 3, 1), (4, 3, 2), (4, 2, 3), (4, 2, 3)]);
+        assert_eq!([16, 32, 64, 96].map(|texts| of(256, texts)), [(8, 1, 1), (4, 1, 2), (4, 1, 2), (4, 1, 2)]);
     }
 
     #[test]
