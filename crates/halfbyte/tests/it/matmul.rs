@@ -425,3 +425,31 @@ fn wrong_lengths_are_errors() {
     assert!(linear.forward(&cpu, Floats::F32(&[]), usize::MAX, FloatsMut::F32(&mut y)).is_err());
     assert!(linear.with_bias(vec![0.0; 3]).is_err());
 }
+
+/// Rows become integers by the greatest element of a block: whatever its bits are, no digit runs over.
+#[test]
+fn a_greatest_element_of_any_bits_is_multiplied_as_it_is() {
+    let mut random = Random(77);
+    for name in ["w4a16", "w4a16-g32", "w8a16-g128", "w4a16-g32-float", "w2a16-g64-asym"] {
+        let format = parse(name);
+        let q = random.qtensor(format.weight, [16, 128], false);
+        let weights = reference::dequantize(&q);
+        for cpu in with_each_caps(1) {
+            let layer = Linear::on(&cpu, Weight::Quantized(&q, format.act)).unwrap();
+            let others: Vec<u32> = (0..50).map(|_| random.below(1 << 23) as u32).collect();
+            for mantissa in (0x7e_fe00..=0x7f_0002).chain(others) {
+                let mut x: Vec<f32> = random.normals(128).iter().map(|v| v * 1e-3).collect();
+                let sign = (mantissa & 1) << 31;
+                x[random.below(128)] = f32::from_bits(sign | (100 + random.below(60) as u32) << 23 | mantissa);
+                let mut y = [0f32; 16];
+                layer.forward(&cpu, &x, 1, &mut y).unwrap();
+                for (row, &y) in weights.chunks_exact(128).zip(&y) {
+                    let terms = || row.iter().zip(&x).map(|(&w, &x)| w * f64::from(x));
+                    let (want, all): (f64, f64) = (terms().sum(), terms().map(f64::abs).sum());
+                    let error = (f64::from(y) - want).abs();
+                    assert!(error <= 4e-6 * all, "{name} on {:?}, {mantissa:#x}: {y}, expected {want}", cpu.caps().isa);
+                }
+            }
+        }
+    }
+}

@@ -80,8 +80,9 @@ pub(super) struct Exponent {
 impl Exponent {
     /// Of a block whose greatest element, without its sign, has these bits.
     pub fn of(greatest: u32) -> Self {
-        // |x| < 2^e·(1 − 2⁻⁸), so that the uppermost digit has room for what is carried; as multiples of 2⁻¹⁴⁹ all floats are exact.
-        let e = (((greatest + 0x1_0000) >> 23) as i32 - 126).max(-118);
+        // The integer is at most 0x7f7f_7f00, so that the uppermost digit has room for what is carried from those below (0x0080_8080): of a
+        // mantissa from 0xfe_feff on, the next power of two. As multiples of 2⁻¹⁴⁹ all floats are exact.
+        let e = (((greatest + 0x1_0101) >> 23) as i32 - 126).max(-118);
         Self { e, finite: greatest < f32::INFINITY.to_bits() }
     }
 
