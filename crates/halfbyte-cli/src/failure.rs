@@ -96,6 +96,7 @@ impl Failure {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if writing => {
                 (Exit::Device, "choose a place where you may write")
             }
+            io::ErrorKind::NotFound if writing => (Exit::Device, "check the path"),
             io::ErrorKind::NotFound => (Exit::Input, "check the path"),
             io::ErrorKind::PermissionDenied => (Exit::Input, "check who may read and write there"),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (Exit::Device, "free some disk space"),
@@ -147,7 +148,7 @@ impl From<halfbyte::Error> for Failure {
             E::NotFinite { .. } => {
                 Self::new(Exit::Input, "the numbers are not finite", text, "check where the weights come from")
             }
-            _ => Self::usage("these values do not go together", text, "see --help for what each option takes"),
+            _ => Self::usage("these values are refused", text, "see --help for what each option takes"),
         }
     }
 }
@@ -179,14 +180,14 @@ impl From<CheckpointError> for Failure {
             E::Unrepresentable { tensor, reason, scheme } => Self::usage(
                 format!("tensor `{tensor}` cannot be written"),
                 format!("{scheme} cannot hold it: {reason}"),
-                "choose another format or type for the output; convert has --bits, --group and --requantize",
+                "choose another form, or other bits and groups (--bits, --group); convert rounds again with --requantize",
             ),
             E::Exists { path, why } => Self::usage(
                 format!("{} already exists{why}", path.display()),
-                "nothing is replaced unless asked for, and never what this program did not write",
-                match std::env::args().any(|word| word == "--overwrite") {
-                    true => "choose another output, or remove what is there yourself",
-                    false => "choose another output, or add --overwrite",
+                "nothing is replaced unless asked for, and a folder only if it holds a model and nothing else",
+                match why.contains("ask to overwrite") && std::env::args().all(|word| word != "--overwrite") {
+                    true => "choose another output, or add --overwrite",
+                    false => "choose another output, or remove what is there yourself",
                 },
             ),
             E::Locked { path } => Self::usage(
@@ -201,7 +202,7 @@ impl From<CheckpointError> for Failure {
                 source.to_string(),
                 "check where the weights come from",
             ),
-            _ => Self::usage("these values do not go together", text, "see --help for what each option takes"),
+            _ => Self::usage("these values are refused", text, "see --help for what each option takes"),
         }
     }
 }
@@ -260,9 +261,9 @@ impl From<LlmError> for Failure {
             ),
             E::EmptyPrompt => Self::usage("there is nothing to read", text, "give at least one token"),
             E::ContextFull { .. } | E::TextTooLong { .. } => Self::usage(
-                "the text is longer than the model's context",
+                "more tokens than the model's context has room for",
                 text,
-                "shorten the text or the window; max_position_embeddings in config.json is the limit",
+                "shorten the text, the --window or the --context; max_position_embeddings in config.json is the limit",
             ),
             E::Input { .. } => Self::new(
                 Exit::Input,
@@ -288,7 +289,7 @@ impl From<LlmError> for Failure {
             E::Cancelled => Self::interrupted(),
             E::Numbers(source) => source.into(),
             E::Checkpoint(source) => source.into(),
-            _ => Self::usage("these values do not go together", text, "see --help for what each option takes"),
+            _ => Self::usage("these values are refused", text, "see --help for what each option takes"),
         }
     }
 }
@@ -315,7 +316,14 @@ pub fn of_usage(error: &clap::Error, command: &mut clap::Command) -> ExitCode {
                 }
                 if !line.is_empty() {
                     // A String takes everything.
-                    let _ = write!(cause, "{}{line}", if cause.is_empty() { "" } else { "; " });
+                    let between = if cause.is_empty() {
+                        ""
+                    } else if cause.ends_with(':') {
+                        " "
+                    } else {
+                        "; "
+                    };
+                    let _ = write!(cause, "{between}{line}");
                 }
             }
             let verbs = given_verbs(command);

@@ -1,6 +1,7 @@
 //! Signals: Ctrl-C stops at once, or, where something must be put away first, at the next tensor or token. A file beyond the
 //! shell's limit ends no program.
 
+use crate::failure::Failure;
 use crate::text::write_error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -11,8 +12,13 @@ static COOPERATIVE: AtomicUsize = AtomicUsize::new(0);
 pub fn install() -> Result<(), ctrlc::Error> {
     ctrlc::set_handler(|| {
         let again = CANCEL.swap(true, Ordering::SeqCst);
-        if again || COOPERATIVE.load(Ordering::SeqCst) == 0 {
+        if again {
             write_error("\ninterrupted\n");
+            std::process::exit(130);
+        }
+        if COOPERATIVE.load(Ordering::SeqCst) == 0 {
+            // Nothing is being written.
+            Failure::interrupted().report(std::env::args().any(|word| word == "--json"));
             std::process::exit(130);
         }
     })

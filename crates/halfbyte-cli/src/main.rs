@@ -21,7 +21,7 @@ mod timing;
 
 use app::App;
 use args::Common;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
     bench, completions, convert, demo, dequantize, doctor, eval, explain, inspect, quantize, run, serve, verify,
 };
@@ -75,10 +75,16 @@ impl Command {
     }
 }
 
+/// The program's arguments. A server is one process, and shows no option that it refuses.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommand("serve", |serve| serve.mut_arg("tp", |tp| tp.hide(true)))
+}
+
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return failure::of_usage(&error, &mut Cli::command()),
+        Err(error) => return failure::of_usage(&error, &mut command()),
     };
     let json = cli.common.json;
     match dispatch(cli) {

@@ -86,13 +86,18 @@ impl LoadArgs {
         })
     }
 
-    /// Refuses ranks for what one process does by itself.
-    pub fn one_rank(&self, what: &str) -> Result<()> {
-        match self.tp {
-            1 => Ok(()),
-            tp => {
-                Err(Failure::usage(format!("{what} is not shared among ranks"), format!("--tp {tp}"), "leave --tp out"))
-            }
+    /// Refuses ranks, and folders of their parts, for what one process does by itself.
+    pub fn one_rank(&self, what: &str, models: &[&Path]) -> Result<()> {
+        let refuse = |why, help| Err(Failure::usage(format!("{what} is not shared among ranks"), why, help));
+        if self.tp > 1 {
+            return refuse(format!("--tp {}", self.tp), "leave --tp out");
+        }
+        match models.iter().find(|folder| is_parts(folder)) {
+            None => Ok(()),
+            Some(folder) => refuse(
+                format!("{} holds the parts of ranks", folder.display()),
+                "give the model that they were written from",
+            ),
         }
     }
 
@@ -127,6 +132,7 @@ impl LoadArgs {
             let opening = Builder::new().spawn_scoped(scope, options);
             let opened = open_whole(folder, self.hint).and_then(|weights| {
                 let config = Config::from_weights(&weights)?;
+                self.refuse_lone_part(folder, &weights)?;
                 let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
                 Ok((weights, config, quantized))
             });
@@ -168,6 +174,18 @@ impl LoadArgs {
             format!("--tp says {}", self.tp),
             format!("add --tp {parts}"),
         ))
+    }
+
+    /// Error: the part of a rank by itself.
+    fn refuse_lone_part(&self, folder: &Path, weights: &Weights) -> Result<()> {
+        match weights.part()?.filter(|part| !is_parts(folder) && part.size != usize::from(self.tp)) {
+            None => Ok(()),
+            Some(Part { rank, size, .. }) => Err(Failure::usage(
+                format!("{} is the part of rank {rank} of {size}", folder.display()),
+                "a rank has not all of the model",
+                format!("give the folder that holds the parts of all ranks, and --tp {size}"),
+            )),
+        }
     }
 
     /// Error: options that change nothing for a model, or cannot be followed.

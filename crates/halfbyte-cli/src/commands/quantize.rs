@@ -4,7 +4,7 @@ mod calibrated;
 mod head;
 
 use crate::app::App;
-use crate::args::{FormArg, RtnArgs, bits, group, head_bits};
+use crate::args::{FormArg, RtnArgs, SymmetricRange, bits, group, head_bits};
 use crate::escape::path;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
@@ -153,6 +153,13 @@ struct Quantized {
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let begun = Instant::now();
     args.calibration.check(args.method, args.rtn)?;
+    if args.asym && args.rtn.symmetric_range == SymmetricRange::Full {
+        return Err(Failure::usage(
+            "--symmetric-range changes nothing with --asym",
+            "zero points say where zero is",
+            "leave one of them out",
+        ));
+    }
     if let Err(e) = args.format().validate() {
         return Err(Failure::usage("these options make no format", e.to_string(), "see `halfbyte quantize --help`"));
     }

@@ -1,10 +1,11 @@
 //! `halfbyte verify`: whether two checkpoints stand for the same numbers.
 
 use crate::app::App;
+use crate::args::HintArgs;
 use crate::escape::{escaped, path};
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
-use crate::model::{is_parts, open};
+use crate::model::{is_parts, open, open_with};
 use crate::progress::{Progress, Unit};
 use halfbyte_checkpoint::verify::OnTensor;
 use halfbyte_checkpoint::{Part, Verification, Weights, verify, verify_parts};
@@ -19,6 +20,8 @@ pub struct Args {
     a: PathBuf,
     /// The model to compare it with.
     b: PathBuf,
+    #[command(flatten)]
+    hint: HintArgs,
 }
 
 #[derive(Serialize)]
@@ -35,7 +38,14 @@ const LISTED: usize = 10;
 
 /// Compares.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    let b = open(&args.b)?;
+    if is_parts(&args.b) {
+        return Err(Failure::usage(
+            format!("{} holds the parts of ranks", args.b.display()),
+            "it is compared with the model that they are of, which comes second",
+            "give the parts first, then the model",
+        ));
+    }
+    let b = open_with(&args.b, args.hint.into())?;
     let progress = Progress::new(app, "comparing", Unit::Things("tensors"));
     let cooperate = interrupt::cooperate();
     let mut on_tensor = |_: &str, done: usize, total: usize| {
@@ -44,7 +54,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     let found = match is_parts(&args.a) {
         true => of_parts(&args.a, &b, &mut on_tensor)?,
-        false => verify(&open(&args.a)?, &b, &mut on_tensor)?,
+        false => verify(&open_with(&args.a, args.hint.into())?, &b, &mut on_tensor)?,
     };
     drop((cooperate, progress));
     let result = Verified { a: args.a.clone(), b: args.b.clone(), equal: found.equal(), found };

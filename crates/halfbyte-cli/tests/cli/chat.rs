@@ -94,6 +94,11 @@ fn a_conversation_goes_on_with_tools() {
     assert!(error.contains("tools") && error.contains("list of objects"), "{error}");
     fails(2, &["run", &m, "-p", "x", "--tools", &tools]);
     fails(2, &["run", &m, "--chat", "--messages", &messages, "--system", "Be brief."]);
+    fs::write(&tools, "[").unwrap();
+    let error = fails(3, &["run", &m, "--chat", "-p", "x", "--tools", &tools]);
+    assert!(error.contains("holds no tools"), "{error}");
+    assert!(fails(2, &["run", &m, "-p", "x", "--stop", ""]).contains("--stop"));
+    assert!(fails(2, &["run", &m, "-p", "x", "--temperature", "-1"]).contains("temperature"));
 }
 
 #[test]
@@ -125,13 +130,13 @@ fn tokens_come_one_a_line_and_with_how_likely_they_were() {
 #[test]
 fn many_prompts_have_the_texts_of_each_alone() {
     let (m, here) = (model(), TempDir::new().unwrap());
-    let prompts = ["def read(self", "import os", "class Writer:", "    return", "x = ["];
+    let prompts = ["def read(self", "", "import os", "class Writer:", "    return", "x = ["];
     let file = here.path().join("prompts.txt").display().to_string();
-    fs::write(&file, prompts.join("\n\n")).unwrap();
+    fs::write(&file, prompts.join("\n")).unwrap();
     let many = ["run", &m, "--prompts", &file, "-n", "8", "--batch-invariant", "--parallel", "3"];
     for positions in ["128", "1024"] {
         let texts = objects(&quiet(&[&many[..], &["--json", "--positions", positions]].concat()));
-        assert_eq!(texts.len(), 5);
+        assert_eq!(texts.len(), prompts.len());
         for (i, (text, prompt)) in texts.iter().zip(prompts).enumerate() {
             let alone = json(&["run", &m, "-p", prompt, "-n", "8"]);
             assert_eq!(text["index"], i);
@@ -140,7 +145,7 @@ fn many_prompts_have_the_texts_of_each_alone() {
             }
         }
     }
-    assert_eq!(quiet(&many).lines().count(), 5);
+    assert_eq!(quiet(&many).lines().count(), prompts.len());
     fs::write(&file, "x ".repeat(400)).unwrap();
     let error = fails(2, &[&many[..], &["--positions", "128"]].concat());
     assert!(error.contains("at most 128 tokens"), "{error}");

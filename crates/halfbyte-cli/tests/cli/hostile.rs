@@ -303,7 +303,7 @@ fn prompts_that_cannot_fit_and_tokenizers_that_panic_are_errors() {
     let prompt = here.path().join("prompt");
     fs::write(&prompt, "word ".repeat(12 << 18)).unwrap();
     let error = fails(2, &["run", &model(), "-f", &prompt.display().to_string()]);
-    assert!(error.contains("longer than the model's context") && error.contains("which has at least"), "{error}");
+    assert!(error.contains("more tokens than the model's context") && error.contains("which has at least"), "{error}");
     for (bytes, status) in [(&b"ab\xffc"[..], Some(3)), (b"def ", Some(0))] {
         let mut run = halfbyte(&["run", &model(), "-f", "-", "-n", "1"]);
         let mut child = run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -115,6 +115,19 @@ fn parts_in_folders_are_the_model() {
     assert!(fails(2, &["convert", &quantized, "--tp", "2", "-o", &path("awq"), "--to", "awq"]).contains("--to awq"));
     assert!(fails(2, &["convert", &quantized, "--tp", "3", "-o", &parts]).contains("not empty"));
     quiet(&["convert", &quantized, "--tp", "3", "-o", &parts, "--overwrite"]);
+    // One rank's part is no model, and a server is one process.
+    let part = format!("{parts}/rank-1");
+    assert!(fails(2, &[&PROMPT[..], &[&part]].concat()).contains("part of rank 1 of 3"));
+    assert!(fails(2, &["serve", &parts]).contains("the parts of ranks"));
+    assert!(fails(2, &["verify", &quantized, &parts]).contains("parts first"));
+    // Fewer ranks leave none of the others' parts, and nothing beside.
+    let fewer = path("fewer");
+    for ranks in ["4", "2"] {
+        quiet(&["convert", &quantized, "--tp", ranks, "-o", &fewer, "--overwrite"]);
+    }
+    assert_eq!(quiet(&[&PROMPT[..], &[&fewer, "--tp", "2"]].concat()), alone);
+    assert!(!std::path::Path::new(&format!("{fewer}/rank-2")).exists());
+    assert!(!std::path::Path::new(&path(".fewer.ranks.tmp")).exists());
     let other = output(&["verify", &parts, &model]);
     assert!(other.status.code() == Some(1) && text(&other.stdout).contains("rank-0: model.layers.0"), "{other:?}");
     std::fs::remove_dir_all(format!("{parts}/rank-1")).unwrap();

@@ -90,6 +90,7 @@ fn a_server_answers_is_measured_and_ends_by_a_signal() {
                 "8",
                 "--plot",
                 &plot,
+                "--overwrite",
             ],
             &arrivals[..],
         ];

@@ -137,7 +137,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let progress = Progress::steps(app);
     progress.step("loading the model");
     if app.gpu(args.load.tp.into())?.is_none() {
-        args.load.one_rank("a measurement on a CPU, whose limits are of all its threads,")?;
+        args.load.one_rank("a measurement on a CPU, whose limits are of all its threads,", &[])?;
     }
     let free_before = free_bytes(args, app)?;
     let mut start = None;

@@ -5,13 +5,14 @@ use crate::escape::escaped;
 use crate::failure::{Exit, Failure, Result};
 use crate::progress::{Progress, Unit};
 use crate::text::{Align, rate, read_text, table};
-use halfbyte_checkpoint::files::write_synced;
+use halfbyte_checkpoint::folder::Replacement;
 use halfbyte_serve::bench::{
     Arrivals, Lengths, Outcome, Percentiles, Plan, Random, Report, Target, Wanted, run as make_requests, svg,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,6 +60,9 @@ pub struct Args {
     /// Draw the distributions of both times.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Replace a plot that is there already.
+    #[arg(long, requires = "plot")]
+    overwrite: bool,
 }
 
 /// An API key for the server; a command line can be seen by others.
@@ -92,6 +96,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         (Some(rate), _) => Arrivals::Poisson(rate),
         (None, at_once) => Arrivals::AtOnce(at_once.unwrap_or(1) as usize),
     };
+    let plot = args.plot.as_ref().map(|path| Replacement::create(path, args.overwrite, &[])).transpose()?;
     let requests = requests(args)?;
     let key = std::env::var(KEY).ok();
     let mut target = Target::new(&args.url, key, args.model.clone()).map_err(|why| {
@@ -135,9 +140,11 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         Arrivals::Poisson(rate) => format!("{rate} requests/s by chance"),
         Arrivals::AtOnce(count) => format!("{count} at once"),
     };
-    if let Some(path) = &args.plot {
+    if let (Some(mut file), Some(path)) = (plot, &args.plot) {
         let title = format!("{}, {arrivals}", model.as_deref().unwrap_or(&args.url));
-        write_synced(path, svg(&title, &report, &outcomes).as_bytes())?;
+        let drawn = svg(&title, &report, &outcomes);
+        file.write_all(drawn.as_bytes()).map_err(|e| Failure::io("write", path, &e))?;
+        file.commit()?;
     }
     let failed = report.answered == 0;
     let measured = Measured { url: args.url.clone(), model, arrivals, report };

@@ -43,7 +43,7 @@ struct Plan {
 
 /// Prints the table.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    args.load.one_rank("an explanation")?;
+    args.load.one_rank("an explanation", &[&args.model])?;
     let model = args.load.load(app, &args.model)?;
     let products = model.explain(&app.cpu()?)?.iter().map(line).collect();
     let explanation = Explanation { device: model.device().to_string(), products };

@@ -10,7 +10,7 @@ use crate::progress::{Progress, Unit};
 use crate::text::{Align, table};
 use halfbyte::quantize::{Gptq, Refine, Rtn};
 use halfbyte::{Act, WeightFormat};
-use halfbyte_checkpoint::folder::{check_target, refuse_input};
+use halfbyte_checkpoint::folder::check_target;
 use halfbyte_checkpoint::{Error as CheckpointError, Job, Quantization, Replacement, Target, Weights, write_model};
 use halfbyte_llm::calibrate::{self, ActivationReport, ByAwq, ByGptq, Doing, Finished, LayerReport, RoundToNearest};
 use halfbyte_llm::{Config, Error as LlmError, eval};
@@ -179,7 +179,8 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
     let mut inputs = files_of(source.checkpoint().path());
     inputs.push(task.text.to_owned());
     if let Some(path) = &calibration.report {
-        refuse_input(path, &inputs)?;
+        // Before hours of work: whether it can be written there.
+        drop(Replacement::create(path, task.overwrite, &inputs)?);
     }
     let config = Config::from_weights(source)?;
     let tokens = tokens(task, &config)?;
@@ -228,7 +229,7 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
     let finished = quantize(app, &job).map_err(|e| resumable(e, &result.output))?;
     summary.layers = finished.report().to_vec();
     if let Some(path) = &calibration.report {
-        write_report(path, &summary, &inputs)?;
+        write_report(path, &summary, task.overwrite, &inputs)?;
     }
     write(task, &finished, result)?;
     finished.remove()?;
@@ -334,9 +335,9 @@ fn resumable(error: LlmError, target: &Path) -> Failure {
 }
 
 /// Writes the report; what was there stays until it is whole.
-fn write_report(path: &Path, summary: &Calibration, inputs: &[PathBuf]) -> Result<()> {
+fn write_report(path: &Path, summary: &Calibration, overwrite: bool, inputs: &[PathBuf]) -> Result<()> {
     let refuse = |e: std::io::Error| Failure::io("write", path, &e);
-    let mut file = Replacement::create(path, true, inputs)?;
+    let mut file = Replacement::create(path, overwrite, inputs)?;
     serde_json::to_writer_pretty(&mut file, summary).map_err(|e| refuse(e.into()))?;
     file.write_all(b"\n").map_err(refuse)?;
     Ok(file.commit()?)

@@ -6,7 +6,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::text::write_error;
 use halfbyte_checkpoint::Weights;
 use halfbyte_llm::chat::{ChatTemplate, Conversation, Message};
-use halfbyte_llm::{Config, Session, Tokenizer};
+use halfbyte_llm::{Config, Error, Session, Tokenizer};
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::Path;
 
@@ -48,15 +48,28 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     }
 }
 
+/// What is wrong with a file of these.
+fn of_file(error: Error, what: &str) -> Failure {
+    match error {
+        Error::Config { path, field, expected, got } => Failure::new(
+            Exit::Input,
+            format!("{} holds no {what}", path.display()),
+            format!("field {field}: expected {expected}, got {got}"),
+            "see `halfbyte run --help` for what it may hold",
+        ),
+        other => other.into(),
+    }
+}
+
 /// What was said before, and what the model may use.
 fn conversation(args: &Args) -> Result<Conversation> {
     let mut conversation = match &args.messages {
-        Some(path) => Conversation::from_file(path)?,
+        Some(path) => Conversation::from_file(path).map_err(|error| of_file(error, "messages"))?,
         None => Conversation::default(),
     };
     conversation.messages.extend(args.system.iter().map(|text| Message::new("system", text)));
     if let Some(path) = &args.tools {
-        conversation.tools = Some(Conversation::tools_from_file(path)?);
+        conversation.tools = Some(Conversation::tools_from_file(path).map_err(|error| of_file(error, "tools"))?);
     }
     Ok(conversation)
 }

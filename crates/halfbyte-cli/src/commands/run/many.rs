@@ -2,7 +2,7 @@
 
 use super::{Args, report};
 use crate::app::App;
-use crate::failure::{Failure, Result};
+use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::text::{rate, read_text};
 use halfbyte::cpu::attention::PAGE_LENGTH;
@@ -18,7 +18,7 @@ const UNREAD: usize = 4096;
 
 #[derive(Serialize)]
 struct Text {
-    /// Of the prompt's line, from 0, lines without text not counted.
+    /// Of the prompt's line, from 0.
     index: usize,
     text: String,
     tokens: Vec<u32>,
@@ -36,8 +36,15 @@ pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
     let max_tokens = args.max_tokens.unwrap_or(128);
     let limit = config.spec.max_context;
     let encode = |prompt: &str| tokenizer.encode_prompt_within(prompt, config.bos, limit);
-    let prompts = prompts.lines().filter(|line| !line.trim().is_empty()).map(encode);
-    let prompts = prompts.collect::<halfbyte_llm::Result<Vec<Vec<u32>>>>()?;
+    let prompts = prompts.lines().map(encode).collect::<halfbyte_llm::Result<Vec<Vec<u32>>>>()?;
+    if let Some(line) = prompts.iter().position(Vec::is_empty) {
+        return Err(Failure::new(
+            Exit::Input,
+            format!("line {} of {} is empty", line + 1, file.display()),
+            "the model has no token that texts begin with, so nothing can be continued",
+            "remove the line, or write something there",
+        ));
+    }
     let texts = args.parallel.unwrap_or(16) as usize;
     let of_text = |prompt: &Vec<u32>| prompt.len().saturating_add(max_tokens).min(limit).next_multiple_of(PAGE_LENGTH);
     // Room for the largest of them, unless less is asked for.
@@ -61,7 +68,7 @@ pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
             match text(index, &mut handle, prompt_tokens, &tokenizer) {
                 Ok(text) => {
                     written += text.tokens.len();
-                    app.result(&text, |text| format!("{}\n", text.text.replace('\n', "\\n")))?;
+                    app.result(&text, |text| format!("{}\n", in_a_line(&text.text)))?;
                 }
                 // Why it ended is told by who wrote.
                 Err(error @ Error::Stopped) => {
@@ -81,6 +88,11 @@ pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
     let speed = report::speed(written, begun.elapsed());
     app.note(&format!("{written} tokens written, {} tok/s, prompts read meanwhile", rate(speed)));
     Ok(())
+}
+
+/// A text as one line: line breaks are \n, and backslashes are two.
+fn in_a_line(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('\n', "\\n")
 }
 
 fn submit(

@@ -30,8 +30,8 @@ pub struct Args {
     /// Read the prompt from a file (- for standard input).
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Continue each line of a file (- for standard input), many at a time: one text a line, line breaks as \\n, or with --json an
-    /// object a line with index, text, tokens, finish and prompt_tokens. On the CPU.
+    /// Continue each line of a file (- for standard input), many at a time: one text a line, line breaks as \n and
+    /// backslashes as two, or with --json an object a line with index, text, tokens, finish and prompt_tokens.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "chat", "stop", "stream", "logprobs"])]
     prompts: Option<PathBuf>,
     /// With --prompts: texts at a time, at most [default: 16].
@@ -65,7 +65,7 @@ pub struct Args {
     #[command(flatten)]
     sampling: SamplingArgs,
     /// End at this text, which is not shown (may be given several times).
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
     /// With --json: an object for each token as it comes.
     #[arg(long, requires = "json")]
@@ -81,19 +81,19 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct SamplingArgs {
     /// Divide logits by this before drawing; 0 takes the most likely token.
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
     /// Draw from the fewest most likely tokens whose probabilities reach this sum.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     top_p: f32,
     /// Draw from this many of the most likely tokens; 0 for all.
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, allow_negative_numbers = true, value_parser = count)]
     top_k: usize,
     /// Draw from tokens that are at least this part as likely as the most likely one; 0 for all.
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     min_p: f32,
     /// Make tokens that the text holds less likely: positive logits are divided by this, negative ones multiplied.
-    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
     repetition_penalty: f32,
     /// Same seed, same text.
     #[arg(long, default_value_t = 0)]

@@ -71,9 +71,10 @@ struct Loaded {
 
 /// Serves until it is told to end.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    args.load.one_rank("a server")?;
     let (choices, of_file) = args.choices.with_file(args.config.as_deref())?;
     let wanted = config::models(&args.models, of_file)?;
+    let folders: Vec<&Path> = wanted.iter().map(|model| model.path.as_path()).collect();
+    args.load.one_rank("a server", &folders)?;
     let settings = choices.settings()?;
     settings.check().map_err(Failure::from)?;
     log(choices.log_json(), app.quiet());
