@@ -453,3 +453,40 @@ fn a_greatest_element_of_any_bits_is_multiplied_as_it_is() {
         }
     }
 }
+
+/// Roundings of like terms all go one way: the sums of long rows of them stay within the bound all the same.
+#[test]
+fn like_terms_do_not_drift_from_the_bound() {
+    let mut random = Random(78);
+    for cpu in with_each_caps(2) {
+        for (m, k) in [(1, 5000), (2, 128), (2, 5000), (3, 16_384), (13, 1000), (40, 5000)] {
+            let (x, w) = (random.normal().abs() + 0.1, random.normal().abs() + 0.1);
+            let want = f64::from(x) * f64::from(w) * k as f64;
+            let layer = Linear::on(&cpu, Weight::Dense((&vec![w; 40 * k]).into(), [40, k])).unwrap();
+            let mut y = vec![0f32; m * 40];
+            layer.forward(&cpu, &vec![x; m * k], m, &mut y).unwrap();
+            let allowed = Bound::new(Float::F32, k).allowed(want);
+            let worst = y.iter().map(|&y| (f64::from(y) - want).abs() / allowed).fold(0.0, f64::max);
+            assert!(worst <= 1.0, "{:?}, {m} rows of {k} times {x} · {w}: {worst} of what is allowed", cpu.caps().isa);
+            for name in ["w4a16", "w4a16-g32", "w8a16-g128", "w4a16-g32-float", "w2a16-g64"] {
+                let format = parse(name);
+                let groups = format.weight.group.count(k);
+                let zeros = if format.weight.zero == Zero::Float {
+                    Zeros::Float(vec![0.5; 40 * groups])
+                } else {
+                    Zeros::Symmetric
+                };
+                let scale = half::f16::from_f32(w).to_f32();
+                let code = format.weight.middle() as u8 + 1;
+                let q = QTensor::new(format.weight, [40, k], vec![code; 40 * k], vec![scale; 40 * groups], zeros, None)
+                    .unwrap();
+                let want: f64 = reference::dequantize(&q)[..k].iter().map(|w| w * f64::from(x)).sum();
+                let layer = Linear::on(&cpu, Weight::Quantized(&q, format.act)).unwrap();
+                layer.forward(&cpu, &vec![x; m * k], m, &mut y).unwrap();
+                let allowed = Bound::new(Float::F32, k).allowed(want);
+                let worst = y.iter().map(|&y| (f64::from(y) - want).abs() / allowed).fold(0.0, f64::max);
+                assert!(worst <= 1.0, "{name} on {:?}, {m} rows of {k}: {worst} of what is allowed", cpu.caps().isa);
+            }
+        }
+    }
+}

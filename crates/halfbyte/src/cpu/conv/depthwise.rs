@@ -60,7 +60,8 @@ impl Depthwise {
             match w.zeros() {
                 Zeros::Symmetric => scale * (code - w.format().middle() as f32),
                 Zeros::Integer(zeros) => scale * (code - f32::from(zeros[at])),
-                Zeros::Float(offsets) => scale * code + offsets[at],
+                // Rounded once, as by a multiply-add.
+                Zeros::Float(offsets) => (f64::from(scale) * f64::from(code) + f64::from(offsets[at])) as f32,
             }
         };
         let weights = (0..positions).flat_map(|p| (0..co).map(move |o| (o, p))).map(|(o, p)| value(o, p)).collect();

@@ -10,7 +10,7 @@
 
 mod dense;
 
-use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
+use super::exact_act::{ConvertFn, DirectFn, ProductFn, RUN, Tiles, Weights};
 use crate::layout::cpu_n16::{NARROW_TABLE, PackedZeros, TABLE, WIDE_TABLE};
 use crate::tensor::Float;
 
@@ -109,7 +109,7 @@ fn product(height: usize, panels: usize) -> ProductFn {
 }
 
 mod x86 {
-    use super::Weights;
+    use super::{RUN, Weights};
     use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, nibbles, quad, room, store_f32, table};
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, TABLE, columns_per_tile, tile_bytes, value_bits};
     use std::arch::x86_64::*;
@@ -205,28 +205,30 @@ mod x86 {
         let mut numbers = Numbers::<P>::new(w, panel, &mut room);
         for span in w.spans() {
             let params = group_params(w, panel, span.group, &mut numbers);
-            let data = &data[span.tile * const { tile_bytes(FORM) }..];
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
-            let mut sums: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
-            direct_span::<FORM, R, P, ZERO>((data, panel_bytes, table), x, &params, &mut sums);
-            for r in 0..R {
-                for p in 0..P {
-                    let out = &mut c[(r * P + p) * PANEL..][..PANEL];
-                    let mut y = load_f32(out);
-                    for h in 0..2 {
-                        y[h] = if ZERO == OFFSET {
-                            _mm256_add_ps(y[h], sums[r][p][h])
-                        } else {
-                            _mm256_fmadd_ps(sums[r][p][h], params[p].scale[h], y[h])
-                        };
+            for (x, first) in x.chunks(RUN * R).zip((span.tile..).step_by(RUN / per_tile)) {
+                let data = &data[first * const { tile_bytes(FORM) }..];
+                let mut sums: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
+                direct_span::<FORM, R, P, ZERO>((data, panel_bytes, table), x, &params, &mut sums);
+                for r in 0..R {
+                    for p in 0..P {
+                        let out = &mut c[(r * P + p) * PANEL..][..PANEL];
+                        let mut y = load_f32(out);
+                        for h in 0..2 {
+                            y[h] = if ZERO == OFFSET {
+                                _mm256_add_ps(y[h], sums[r][p][h])
+                            } else {
+                                _mm256_fmadd_ps(sums[r][p][h], params[p].scale[h], y[h])
+                            };
+                        }
+                        store_f32(y, out);
                     }
-                    store_f32(y, out);
                 }
             }
         }
     }
 
-    /// Sets `sums` to the products of a span's weights, panels `panel_bytes` apart, with their table, and x `[place][R]`; the weights are
+    /// Sets `sums` to the products of a run of a span's weights, panels `panel_bytes` apart, with their table, and x `[place][R]`; the weights are
     /// not scaled yet unless there are offsets.
     ///
     /// A function of its own, not inlined, so that the sums stay in registers all through the loop.
@@ -378,10 +380,12 @@ mod x86 {
 
     #[inline]
     #[target_feature(enable = "avx2")]
-    pub(super) fn store<const R: usize, const P: usize>(y: &Sums<R, P>, c: &mut [f32]) {
+    pub(super) fn add_to<const R: usize, const P: usize>(y: &Sums<R, P>, c: &mut [f32]) {
         for r in 0..R {
             for p in 0..P {
-                store_f32(y[r][p], &mut c[(r * P + p) * PANEL..]);
+                let out = &mut c[(r * P + p) * PANEL..][..PANEL];
+                let before = load_f32(out);
+                store_f32([0, 1].map(|h| _mm256_add_ps(y[r][p][h], before[h])), out);
             }
         }
     }
@@ -428,33 +432,30 @@ mod x86 {
     pub(super) fn product<const R: usize, const P: usize>(x: &[f32], w: &[f32], c: &mut [f32]) {
         let places = x.len() / R;
         assert!(x.len() == places * R && w.len() == places * P * PANEL && c.len() == R * P * PANEL);
-        let mut y: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
-        for r in 0..R {
-            for p in 0..P {
-                y[r][p] = load_f32(&c[(r * P + p) * PANEL..]);
-            }
-        }
         let (mut x, mut w) = (x.as_ptr(), w.as_ptr());
-        for _ in 0..places {
-            let mut weight = [[_mm256_setzero_ps(); 2]; P];
-            for p in 0..P {
-                for h in 0..2 {
-                    // SAFETY: within w, whose length was asserted.
-                    weight[p][h] = unsafe { _mm256_loadu_ps(w.add(p * PANEL + h * 8)) };
-                }
-            }
-            for r in 0..R {
-                // SAFETY: within x, whose length was asserted.
-                let v = _mm256_set1_ps(unsafe { *x.add(r) });
+        for start in (0..places).step_by(RUN) {
+            let mut y: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
+            for _ in start..(start + RUN).min(places) {
+                let mut weight = [[_mm256_setzero_ps(); 2]; P];
                 for p in 0..P {
                     for h in 0..2 {
-                        y[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], y[r][p][h]);
+                        // SAFETY: within w, whose length was asserted.
+                        weight[p][h] = unsafe { _mm256_loadu_ps(w.add(p * PANEL + h * 8)) };
                     }
                 }
+                for r in 0..R {
+                    // SAFETY: within x, whose length was asserted.
+                    let v = _mm256_set1_ps(unsafe { *x.add(r) });
+                    for p in 0..P {
+                        for h in 0..2 {
+                            y[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], y[r][p][h]);
+                        }
+                    }
+                }
+                x = x.wrapping_add(R);
+                w = w.wrapping_add(P * PANEL);
             }
-            x = x.wrapping_add(R);
-            w = w.wrapping_add(P * PANEL);
+            add_to(&y, c);
         }
-        store(&y, c);
     }
 }

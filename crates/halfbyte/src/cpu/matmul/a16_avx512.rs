@@ -9,7 +9,7 @@
 //! Where weights are converted in registers, the codes of a lane's second byte are brought to its lowest bits by loading
 //! from one byte further on, and so on: loads have room to spare where shifts have none.
 
-use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
+use super::exact_act::{ConvertFn, DirectFn, ProductFn, RUN, Tiles, Weights};
 use crate::tensor::Float;
 
 pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, direct, convert, product };
@@ -84,7 +84,7 @@ fn product(height: usize, panels: usize) -> ProductFn {
 }
 
 mod x86 {
-    use super::Weights;
+    use super::{RUN, Weights};
     use crate::cpu::x86::avx512::{Numbers, load_bf16, load_f16, load_f32, load_u16, nibbles, quad, room};
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, planes, tile_bytes};
     use crate::tensor::Floats;
@@ -215,12 +215,14 @@ mod x86 {
         for span in w.spans() {
             let params = group_params::<BITS, _>(w, panel, span.group, &mut numbers);
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
-            let operands = Operands { codes: &data[span.tile * tile_bytes..], panel_bytes, x, table, params };
-            add_span::<BITS, R, P, ZERO>(&operands, c);
+            for (x, first) in x.chunks(RUN * R).zip((span.tile..).step_by(RUN / per_tile)) {
+                let operands = Operands { codes: &data[first * tile_bytes..], panel_bytes, x, table, params };
+                add_span::<BITS, R, P, ZERO>(&operands, c);
+            }
         }
     }
 
-    /// A span of one tile.
+    /// A run of a span, of one tile of outputs.
     struct Operands<'a, const P: usize> {
         /// Codes of the panels, `panel_bytes` apart.
         codes: &'a [u8],
@@ -251,14 +253,6 @@ mod x86 {
         assert!(tiles * tile_bytes + (P - 1) * o.panel_bytes + 3 <= o.codes.len() && c.len() == R * P * PANEL);
         let c = c.as_mut_ptr();
         let mut sum = [[_mm512_setzero_ps(); P]; R];
-        if ZERO == OFFSET {
-            for r in 0..R {
-                for p in 0..P {
-                    // SAFETY: `PANEL` floats at this place of c, whose length was asserted.
-                    sum[r][p] = unsafe { _mm512_loadu_ps(c.add((r * P + p) * PANEL)) };
-                }
-            }
-        }
         let (mut tile, mut x) = (o.codes.as_ptr(), o.x.as_ptr());
         for _ in 0..tiles {
             for p in 0..P {
@@ -332,7 +326,7 @@ mod x86 {
                 unsafe {
                     let c = c.add((r * P + p) * PANEL);
                     let y = match ZERO {
-                        OFFSET => sum[r][p],
+                        OFFSET => _mm512_add_ps(sum[r][p], _mm512_loadu_ps(c)),
                         _ => _mm512_fmadd_ps(sum[r][p], o.params[p].scale, _mm512_loadu_ps(c)),
                     };
                     _mm512_storeu_ps(c, y);
@@ -343,12 +337,12 @@ mod x86 {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn store<const R: usize, const P: usize>(y: &[[__m512; P]; R], c: &mut [f32]) {
+    fn add_to<const R: usize, const P: usize>(y: &[[__m512; P]; R], c: &mut [f32]) {
         for r in 0..R {
             for p in 0..P {
                 let out = &mut c[(r * P + p) * PANEL..][..PANEL];
                 // SAFETY: `out` is 16 floats.
-                unsafe { _mm512_storeu_ps(out.as_mut_ptr(), y[r][p]) };
+                unsafe { _mm512_storeu_ps(out.as_mut_ptr(), _mm512_add_ps(y[r][p], load_f32(out))) };
             }
         }
     }
@@ -367,38 +361,41 @@ mod x86 {
         for p in 0..P {
             data[p] = w.data().slice((panel + p) * k * PANEL..(panel + p + 1) * k * PANEL);
         }
-        // Two sums for each output of one row: else a sum would wait for the one before it.
-        let mut y = [[[_mm512_setzero_ps(); P]; R]; 2];
-        for j in 0..k {
-            for p in 0..P {
-                let at = j * PANEL;
-                let weight = match (DTYPE, &data[p]) {
-                    (F16, Floats::F16(v)) => {
-                        prefetch(v, at + 1024);
-                        load_f16(&v[at..])
+        c.fill(0.0);
+        for start in (0..k).step_by(2 * RUN) {
+            // Two sums for each output of one row: else a sum would wait for the one before it.
+            let mut y = [[[_mm512_setzero_ps(); P]; R]; 2];
+            for j in start..(start + 2 * RUN).min(k) {
+                for p in 0..P {
+                    let at = j * PANEL;
+                    let weight = match (DTYPE, &data[p]) {
+                        (F16, Floats::F16(v)) => {
+                            prefetch(v, at + 1024);
+                            load_f16(&v[at..])
+                        }
+                        (BF16, Floats::BF16(v)) => {
+                            prefetch(v, at + 1024);
+                            load_bf16(&v[at..])
+                        }
+                        (F32, Floats::F32(v)) => {
+                            prefetch(v, at + 512);
+                            load_f32(&v[at..])
+                        }
+                        _ => unreachable!("asked for with another type"),
+                    };
+                    for r in 0..R {
+                        let v = _mm512_set1_ps(x[j * R + r]);
+                        y[j % 2][r][p] = _mm512_fmadd_ps(v, weight, y[j % 2][r][p]);
                     }
-                    (BF16, Floats::BF16(v)) => {
-                        prefetch(v, at + 1024);
-                        load_bf16(&v[at..])
-                    }
-                    (F32, Floats::F32(v)) => {
-                        prefetch(v, at + 512);
-                        load_f32(&v[at..])
-                    }
-                    _ => unreachable!("asked for with another type"),
-                };
-                for r in 0..R {
-                    let v = _mm512_set1_ps(x[j * R + r]);
-                    y[j % 2][r][p] = _mm512_fmadd_ps(v, weight, y[j % 2][r][p]);
                 }
             }
-        }
-        for r in 0..R {
-            for p in 0..P {
-                y[0][r][p] = _mm512_add_ps(y[0][r][p], y[1][r][p]);
+            for r in 0..R {
+                for p in 0..P {
+                    y[0][r][p] = _mm512_add_ps(y[0][r][p], y[1][r][p]);
+                }
             }
+            add_to(&y[0], c);
         }
-        store(&y[0], c);
     }
 
     #[inline]
@@ -469,29 +466,26 @@ mod x86 {
     pub(super) fn product<const R: usize, const P: usize>(x: &[f32], w: &[f32], c: &mut [f32]) {
         let places = x.len() / R;
         assert!(x.len() == places * R && w.len() == places * P * PANEL && c.len() == R * P * PANEL);
-        let mut y = [[_mm512_setzero_ps(); P]; R];
-        for r in 0..R {
-            for p in 0..P {
-                y[r][p] = load_f32(&c[(r * P + p) * PANEL..]);
-            }
-        }
         let (mut x, mut w) = (x.as_ptr(), w.as_ptr());
-        for _ in 0..places {
-            let mut weight = [_mm512_setzero_ps(); P];
-            for p in 0..P {
-                // SAFETY: within w, whose length was asserted.
-                weight[p] = unsafe { _mm512_loadu_ps(w.add(p * PANEL)) };
-            }
-            for r in 0..R {
-                // SAFETY: within x, whose length was asserted.
-                let v = _mm512_set1_ps(unsafe { *x.add(r) });
+        for start in (0..places).step_by(RUN) {
+            let mut y = [[_mm512_setzero_ps(); P]; R];
+            for _ in start..(start + RUN).min(places) {
+                let mut weight = [_mm512_setzero_ps(); P];
                 for p in 0..P {
-                    y[r][p] = _mm512_fmadd_ps(v, weight[p], y[r][p]);
+                    // SAFETY: within w, whose length was asserted.
+                    weight[p] = unsafe { _mm512_loadu_ps(w.add(p * PANEL)) };
                 }
+                for r in 0..R {
+                    // SAFETY: within x, whose length was asserted.
+                    let v = _mm512_set1_ps(unsafe { *x.add(r) });
+                    for p in 0..P {
+                        y[r][p] = _mm512_fmadd_ps(v, weight[p], y[r][p]);
+                    }
+                }
+                x = x.wrapping_add(R);
+                w = w.wrapping_add(P * PANEL);
             }
-            x = x.wrapping_add(R);
-            w = w.wrapping_add(P * PANEL);
+            add_to(&y, c);
         }
-        store(&y, c);
     }
 }

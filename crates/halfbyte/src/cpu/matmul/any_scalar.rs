@@ -112,7 +112,9 @@ fn convert(w: Weights<'_>, panel: usize, range: Range<usize>, out: &mut [f32], s
                     let codes = codes(w, panel, place);
                     let out = &mut out[(place - range.start) * stride..][..PANEL];
                     for lane in 0..PANEL {
-                        out[lane] = scales[lane] * (codes[lane] as f32 - zeros[lane] as f32) + offsets[lane];
+                        // Rounded once, as by multiply-adds.
+                        let scaled = f64::from(scales[lane]) * (f64::from(codes[lane]) - f64::from(zeros[lane]));
+                        out[lane] = (scaled + f64::from(offsets[lane])) as f32;
                     }
                 }
             }
@@ -121,11 +123,17 @@ fn convert(w: Weights<'_>, panel: usize, range: Range<usize>, out: &mut [f32], s
 }
 
 fn product<const R: usize>(x: &[f32], w: &[f32], c: &mut [f32]) {
-    for (x, w) in x.chunks_exact(R).zip(w.chunks_exact(PANEL)) {
-        for r in 0..R {
-            for lane in 0..PANEL {
-                c[r * PANEL + lane] += x[r] * w[lane];
+    for (x, w) in x.chunks(exact_act::RUN * R).zip(w.chunks(exact_act::RUN * PANEL)) {
+        let mut sums = [[0.0; PANEL]; R];
+        for (x, w) in x.chunks_exact(R).zip(w.chunks_exact(PANEL)) {
+            for r in 0..R {
+                for lane in 0..PANEL {
+                    sums[r][lane] += x[r] * w[lane];
+                }
             }
+        }
+        for (c, sum) in c.iter_mut().zip(sums.as_flattened()) {
+            *c += sum;
         }
     }
 }

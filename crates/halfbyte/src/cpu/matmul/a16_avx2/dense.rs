@@ -1,7 +1,7 @@
 //! Dense weights of every type: widened where they are multiplied, or to a buffer.
 
-use super::Weights;
-use super::x86::{Sums, store};
+use super::x86::{Sums, add_to};
+use super::{RUN, Weights};
 use crate::cpu::x86::avx2::{load_bf16, load_f16, load_f32, store_f32};
 use crate::layout::cpu_n16::PANEL;
 use crate::tensor::Floats;
@@ -27,37 +27,40 @@ pub(super) fn direct<const DTYPE: usize, const R: usize, const P: usize>(
     for p in 0..P {
         data[p] = w.data().slice((panel + p) * k * PANEL..(panel + p + 1) * k * PANEL);
     }
-    let mut y: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
-    for j in 0..k {
-        let mut weight = [[_mm256_setzero_ps(); 2]; P];
-        for p in 0..P {
-            let at = j * PANEL;
-            weight[p] = match (DTYPE, &data[p]) {
-                (F16, Floats::F16(v)) => {
-                    prefetch(v, at + 1024);
-                    load_f16(&v[at..])
-                }
-                (BF16, Floats::BF16(v)) => {
-                    prefetch(v, at + 1024);
-                    load_bf16(&v[at..])
-                }
-                (F32, Floats::F32(v)) => {
-                    prefetch(v, at + 512);
-                    load_f32(&v[at..])
-                }
-                _ => unreachable!("asked for with another type"),
-            };
-        }
-        for r in 0..R {
-            let v = _mm256_set1_ps(x[j * R + r]);
+    c.fill(0.0);
+    for start in (0..k).step_by(RUN) {
+        let mut y: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
+        for j in start..(start + RUN).min(k) {
+            let mut weight = [[_mm256_setzero_ps(); 2]; P];
             for p in 0..P {
-                for h in 0..2 {
-                    y[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], y[r][p][h]);
+                let at = j * PANEL;
+                weight[p] = match (DTYPE, &data[p]) {
+                    (F16, Floats::F16(v)) => {
+                        prefetch(v, at + 1024);
+                        load_f16(&v[at..])
+                    }
+                    (BF16, Floats::BF16(v)) => {
+                        prefetch(v, at + 1024);
+                        load_bf16(&v[at..])
+                    }
+                    (F32, Floats::F32(v)) => {
+                        prefetch(v, at + 512);
+                        load_f32(&v[at..])
+                    }
+                    _ => unreachable!("asked for with another type"),
+                };
+            }
+            for r in 0..R {
+                let v = _mm256_set1_ps(x[j * R + r]);
+                for p in 0..P {
+                    for h in 0..2 {
+                        y[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], y[r][p][h]);
+                    }
                 }
             }
         }
+        add_to(&y, c);
     }
-    store(&y, c);
 }
 
 #[inline]
