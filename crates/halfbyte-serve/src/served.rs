@@ -46,7 +46,7 @@ impl Served {
         options: Options,
     ) -> Result<Self> {
         if name.is_empty() || name.len() > 200 || name.chars().any(char::is_control) {
-            let expected = "at most 200 bytes, without control characters".to_owned();
+            let expected = "1 to 200 bytes, without control characters".to_owned();
             return Err(Error::Settings { what: "the name of a model", expected, got: format!("{name:?}") });
         }
         let config = model.config();

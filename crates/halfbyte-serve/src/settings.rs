@@ -83,9 +83,18 @@ impl Settings {
         let Limits { read, write, request, .. } = self.limits;
         let refuse =
             |what, expected: &str, got: String| Err(Error::Settings { what, expected: expected.to_owned(), got });
-        let counts = [body_bytes, prompt_tokens, new_tokens, texts, texts_of_client, connections];
-        if counts.contains(&0) || [read, write, request].contains(&Duration::ZERO) {
-            return refuse("limits", "none of zero", format!("{:?}", self.limits));
+        let zero = [
+            ("body bytes", body_bytes == 0),
+            ("prompt tokens", prompt_tokens == 0),
+            ("new tokens", new_tokens == 0),
+            ("requests", texts == 0),
+            ("requests per client", texts_of_client == 0),
+            ("connections", connections == 0),
+            ("stall seconds", read.is_zero() || write.is_zero()),
+            ("request seconds", request.is_zero()),
+        ];
+        if let Some((what, _)) = zero.into_iter().find(|(_, zero)| *zero) {
+            return refuse(what, "more than zero", "0".to_owned());
         }
         let fits = |key: &String| key.len() >= SHORTEST_KEY && key.bytes().all(|byte| byte.is_ascii_graphic());
         if let Some(at) = self.keys.iter().position(|key| !fits(key)) {

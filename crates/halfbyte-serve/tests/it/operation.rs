@@ -1,6 +1,6 @@
 //! What keeps a server going, and how it ends.
 
-use crate::support::{Running, TEMPLATE, pages_are_back, send, served, try_send};
+use crate::support::{Running, TEMPLATE, pages_are_back, send, served, try_send, try_served};
 use bytes::Bytes;
 use halfbyte_llm::schedule::Options;
 use halfbyte_serve::{Limits, Server, Settings};
@@ -78,8 +78,22 @@ async fn settings_that_make_no_sense_are_refused() {
     assert!(refused(free(), vec![]).await.contains("at least one"));
     assert!(refused(free(), vec![model("a"), model("a")]).await.contains("two of the name a"));
     assert!(refused(Settings { keys: vec!["short".to_owned()], ..free() }, vec![model("a")]).await.contains("key 1"));
-    let limits = Limits { texts: 0, ..Limits::default() };
-    assert!(refused(Settings { limits, ..free() }, vec![model("a")]).await.contains("zero"));
+    let usual = Limits::default();
+    for (limits, name) in [
+        (Limits { body_bytes: 0, ..usual }, "body bytes"),
+        (Limits { prompt_tokens: 0, ..usual }, "prompt tokens"),
+        (Limits { texts: 0, ..usual }, "requests"),
+        (Limits { read: Duration::ZERO, ..usual }, "stall seconds"),
+        (Limits { write: Duration::ZERO, ..usual }, "stall seconds"),
+        (Limits { request: Duration::ZERO, ..usual }, "request seconds"),
+    ] {
+        let text = refused(Settings { limits, ..free() }, vec![model("a")]).await;
+        assert_eq!(text, format!("{name}: expected more than zero, got 0"));
+    }
+    for name in ["", "two\nlines", &"m".repeat(201)] {
+        let text = try_served(name, None, Options::default()).unwrap_err().to_string();
+        assert!(text.contains("expected 1 to 200 bytes, without control characters, got \""), "{text}");
+    }
     let nowhere = Some(("/nowhere/cert.pem".into(), "/nowhere/key.pem".into()));
     assert!(refused(Settings { tls: nowhere, ..free() }, vec![model("a")]).await.contains("certificates"));
     let taken = Running::with(Settings::default()).await;

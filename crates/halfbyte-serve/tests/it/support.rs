@@ -34,12 +34,17 @@ pub fn folder() -> PathBuf {
 
 /// The model under a name, with a chat template if it is to have one.
 pub fn served(name: &str, template: Option<&str>, options: Options) -> Served {
+    try_served(name, template, options).unwrap()
+}
+
+/// The same, or why not.
+pub fn try_served(name: &str, template: Option<&str>, options: Options) -> halfbyte_serve::Result<Served> {
     let model = Model::load(&folder(), &LoadOptions::default()).unwrap();
     let tokenizer = Tokenizer::from_folder(&folder()).unwrap();
     let token = tokenizer.token(0);
     let tokens = SpecialTokens { bos: token.clone(), eos: token };
     let template = template.map(|source| ChatTemplate::parse(source.to_owned(), tokens, &folder()).unwrap());
-    Served::start(name, model, tokenizer, template, Arc::new(Cpu::all_threads().unwrap()), options).unwrap()
+    Served::start(name, model, tokenizer, template, Arc::new(Cpu::all_threads().unwrap()), options)
 }
 
 /// What the model writes alone, without a server.
