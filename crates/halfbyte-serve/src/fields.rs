@@ -88,7 +88,7 @@ impl Fields {
         let path = self.path(name);
         let number =
             value.as_f64().filter(|_| value.is_number()).ok_or_else(|| wrong_type(&path, "a decimal", &value))?;
-        within(&path, number, &range)?;
+        within(&path, (number, &value), &range, ["decimal_below_min_value", "decimal_above_max_value"])?;
         Ok(Some(number))
     }
 
@@ -96,9 +96,10 @@ impl Fields {
     pub fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let path = self.path(name);
-        let number = value.as_i64().ok_or_else(|| wrong_type(&path, "an integer", &value))?;
-        within(&path, number, &range)?;
-        Ok(Some(number))
+        let number = whole(&value).ok_or_else(|| wrong_type(&path, "an integer", &value))?;
+        let range = i128::from(*range.start())..=i128::from(*range.end());
+        within(&path, (number, &value), &range, ["integer_below_min_value", "integer_above_max_value"])?;
+        Ok(i64::try_from(number).ok())
     }
 
     /// The same, at least 0.
@@ -159,7 +160,7 @@ pub fn wrong_type(path: &str, expected: &str, got: &Value) -> ApiError {
     let got = match got {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
-        Value::Number(number) if number.is_i64() || number.is_u64() => "an integer",
+        Value::Number(_) if whole(got).is_some() => "an integer",
         Value::Number(_) => "a decimal",
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
@@ -178,16 +179,40 @@ pub fn wrong_value(path: &str, expected: &str) -> ApiError {
     ApiError::field(path, "invalid_value", format!("Invalid value for '{path}': expected {expected}."))
 }
 
-fn within<T: PartialOrd + std::fmt::Display>(path: &str, value: T, range: &RangeInclusive<T>) -> Result<()> {
-    if value < *range.start() {
+/// Token ids in the place of a text; None if the list holds something else. Error: integers that are not all ids of the vocabulary.
+pub fn token_ids(path: &str, list: &[Value], vocab: usize) -> Result<Option<Vec<u32>>> {
+    let numbers: Option<Vec<i128>> = list.iter().map(whole).collect();
+    let id = |number: i128| u32::try_from(number).ok().filter(|&id| (id as usize) < vocab);
+    let Some(numbers) = numbers else { return Ok(None) };
+    match numbers.into_iter().map(id).collect() {
+        None => Err(wrong_value(path, &format!("token ids from 0 to {}", vocab.saturating_sub(1)))),
+        ids => Ok(ids),
+    }
+}
+
+/// An integer. One of more than 64 bits was read as a decimal: its size is right, its last digits are not.
+fn whole(value: &Value) -> Option<i128> {
+    const BITS_64: f64 = (1u64 << 63) as f64;
+    let integer = value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
+    integer.or_else(|| value.as_f64().filter(|number| number.abs() >= BITS_64).map(|number| number as i128))
+}
+
+/// Refuses a number outside of bounds, with the code of those below or above.
+fn within<T: PartialOrd + std::fmt::Display>(
+    path: &str,
+    (number, value): (T, &Value),
+    range: &RangeInclusive<T>,
+    [below, above]: [&'static str; 2],
+) -> Result<()> {
+    if number < *range.start() {
         let message =
             format!("Invalid '{path}': {value} is below the minimum value. Expected a value >= {}.", range.start());
-        return Err(ApiError::field(path, "integer_below_min_value", message));
+        return Err(ApiError::field(path, below, message));
     }
-    if !range.contains(&value) {
+    if !range.contains(&number) {
         let message =
             format!("Invalid '{path}': {value} is above the maximum value. Expected a value <= {}.", range.end());
-        return Err(ApiError::field(path, "integer_above_max_value", message));
+        return Err(ApiError::field(path, above, message));
     }
     Ok(())
 }
@@ -232,7 +257,23 @@ mod tests {
         assert_eq!(error(parse(r#"{"a": 1e400}"#).map(|_| ())).2, None);
         assert_eq!(error(parse(r#"{"a": -1}"#).unwrap().count("a", 0..=9)).1, Some("integer_below_min_value"));
         assert_eq!(error(parse(r#"{"a": 10}"#).unwrap().integer("a", 0..=9)).1, Some("integer_above_max_value"));
-        assert_eq!(error(parse(r#"{"a": 99999999999999999999}"#).unwrap().integer("a", 0..=9)).1, Some("invalid_type"));
+        for (beyond, code) in [
+            ("9223372036854775808", "integer_above_max_value"),
+            ("99999999999999999999", "integer_above_max_value"),
+            ("-99999999999999999999", "integer_below_min_value"),
+        ] {
+            let mut fields = parse(&format!(r#"{{"a": {beyond}}}"#)).unwrap();
+            assert_eq!(error(fields.integer("a", i64::MIN..=i64::MAX)).1, Some(code), "{beyond}");
+        }
+        assert_eq!(error(parse(r#"{"a": 2.5}"#).unwrap().number("a", 0.0..=2.0)).1, Some("decimal_above_max_value"));
+        assert_eq!(error(parse(r#"{"a": -1}"#).unwrap().number("a", 0.0..=2.0)).1, Some("decimal_below_min_value"));
+        assert_eq!(token_ids("a", &[json!(0), json!(9)], 10).unwrap(), Some(vec![0, 9]));
+        assert_eq!(token_ids("a", &[json!(0), json!("x")], 10).unwrap(), None);
+        for id in [json!(-1), json!(10), json!(u64::MAX), json!(1e20)] {
+            let (message, code, _) = error(token_ids("a", &[json!(0), id], 10));
+            assert_eq!(code, Some("invalid_value"));
+            assert_eq!(message, "Invalid value for 'a': expected token ids from 0 to 9.");
+        }
         assert_eq!(error(parse("{}").unwrap().required("a")).1, Some("missing_required_parameter"));
         let mut fields = parse(r#"{"x": 1, "y": "auto", "z": 2}"#).unwrap();
         fields.ignore(&["z", "not there"]);

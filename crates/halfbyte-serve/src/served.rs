@@ -78,6 +78,11 @@ impl Served {
         self.engine.queue().map_or(0, |queue| queue.longest_prompt())
     }
 
+    /// Tokens that it knows.
+    pub(crate) fn vocab(&self) -> usize {
+        self.vocab
+    }
+
     pub(crate) fn queue(&self) -> std::result::Result<Queue, ApiError> {
         self.engine.queue().ok_or_else(|| ApiError::unavailable("The server is shutting down."))
     }

@@ -5,7 +5,7 @@ use super::stream::{Chunks, respond, submit_all, whole};
 use super::{Job, finish_reason, now, usage};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::{Fields, wrong_type, wrong_value};
+use crate::fields::{Fields, token_ids, wrong_type, wrong_value};
 use crate::random;
 use crate::served::Served;
 use crate::writing::{Ask, Piece};
@@ -29,7 +29,7 @@ enum Prompt {
 /// Writes what follows.
 pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (job, mut fields) = Job::begin(app, request).await?;
-    let prompts = prompts(&mut fields)?;
+    let prompts = prompts(&mut fields, job.served.vocab())?;
     let common = Common::take(&mut fields, &["max_tokens", "max_completion_tokens"])?;
     let logprobs = fields.count("logprobs", 0..=20)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
@@ -97,21 +97,19 @@ pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Res
     Ok(Json(texts.whole(written)).into_response())
 }
 
-fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
-    let ids = |list: &[Value]| -> Option<Vec<u32>> {
-        list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
-    };
+fn prompts(fields: &mut Fields, vocab: usize) -> Result<Vec<Prompt>, ApiError> {
+    let ids = |list: &[Value]| token_ids("prompt", list, vocab);
     let wrong = |value: &Value| {
         wrong_type("prompt", "a string, an array of strings, of token ids, or of arrays of token ids", value)
     };
     let prompts = match fields.required("prompt")? {
         Value::String(text) => vec![Prompt::Text(text)],
-        Value::Array(list) => match ids(&list) {
+        Value::Array(list) => match ids(&list)? {
             Some(ids) if !ids.is_empty() => vec![Prompt::Tokens(ids)],
             _ => {
                 let prompt = |value: Value| match value {
                     Value::String(text) => Ok(Prompt::Text(text)),
-                    Value::Array(list) => ids(&list).map(Prompt::Tokens).ok_or_else(|| wrong(&Value::Array(list))),
+                    Value::Array(list) => ids(&list)?.map(Prompt::Tokens).ok_or_else(|| wrong(&Value::Array(list))),
                     other => Err(wrong(&other)),
                 };
                 list.into_iter().map(prompt).collect::<Result<_, _>>()?

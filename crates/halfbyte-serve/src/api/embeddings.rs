@@ -4,7 +4,7 @@ use super::sampling::MOST_CHOICES;
 use super::{Job, now};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::{Fields, wrong_type, wrong_value};
+use crate::fields::{Fields, token_ids, wrong_type, wrong_value};
 use axum::Json;
 use axum::extract::{Request, State};
 use halfbyte_llm::schedule::VectorHandle;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Computes them.
 pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (job, mut fields) = Job::begin(app, request).await?;
-    let inputs = inputs(&mut fields)?;
+    let inputs = inputs(&mut fields, job.served.vocab())?;
     let base64 = match fields.text("encoding_format")?.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
@@ -71,21 +71,19 @@ async fn vector(mut handle: VectorHandle) -> Result<Vec<f32>, ApiError> {
 }
 
 /// Texts, or token ids in their place.
-fn inputs(fields: &mut Fields) -> Result<Vec<Result<String, Vec<u32>>>, ApiError> {
-    let ids = |list: &[Value]| -> Option<Vec<u32>> {
-        list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
-    };
+fn inputs(fields: &mut Fields, vocab: usize) -> Result<Vec<Result<String, Vec<u32>>>, ApiError> {
+    let ids = |list: &[Value]| token_ids("input", list, vocab);
     let wrong = |value: &Value| {
         wrong_type("input", "a string, an array of strings, of token ids, or of arrays of token ids", value)
     };
     let inputs = match fields.required("input")? {
         Value::String(text) => vec![Ok(text)],
-        Value::Array(list) => match ids(&list) {
+        Value::Array(list) => match ids(&list)? {
             Some(ids) if !ids.is_empty() => vec![Err(ids)],
             _ => {
                 let input = |value: Value| match value {
                     Value::String(text) => Ok(Ok(text)),
-                    Value::Array(list) => ids(&list).map(Err).ok_or_else(|| wrong(&Value::Array(list))),
+                    Value::Array(list) => ids(&list)?.map(Err).ok_or_else(|| wrong(&Value::Array(list))),
                     other => Err(wrong(&other)),
                 };
                 list.into_iter().map(input).collect::<Result<_, _>>()?
