@@ -31,8 +31,8 @@ pub struct Common {
 }
 
 impl Common {
-    /// Takes them; `names` are those of the most new tokens, the one that counts first.
-    pub fn take(fields: &mut Fields, names: &[&str]) -> Result<Self, ApiError> {
+    /// Takes them; `names` are those of the most new tokens, the one that counts first; `vocab` is how many tokens the model knows.
+    pub fn take(fields: &mut Fields, names: &[&str], vocab: usize) -> Result<Self, ApiError> {
         let mut max_tokens = None;
         for name in names {
             max_tokens = max_tokens.or(fields.count(name, 1..=usize::MAX)?);
@@ -64,7 +64,7 @@ impl Common {
             Sampling { top_p: if sampling.top_p == 0.0 { f32::MIN_POSITIVE } else { sampling.top_p }, ..sampling };
         let common = Self {
             sampling,
-            bias: biases(fields)?,
+            bias: biases(fields, vocab)?,
             max_tokens,
             n: fields.count("n", 1..=MOST_CHOICES)?.unwrap_or(1),
             stop: stops(fields)?,
@@ -107,7 +107,7 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     Ok(stops)
 }
 
-fn biases(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
+fn biases(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
     let path = fields.path("logit_bias");
     let Some(value) = fields.take("logit_bias") else { return Ok(Vec::new()) };
     let Value::Object(biases) = value else { return Err(wrong_type(&path, "an object", &value)) };
@@ -115,12 +115,16 @@ fn biases(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
         return Err(wrong_value(&path, &format!("at most {MOST_BIASES} tokens")));
     }
     let bias = |(token, bias): (String, Value)| {
-        let id = token.parse().map_err(|_| wrong_value(&path, "token ids as names"))?;
+        let id: u64 = token.parse().map_err(|_| wrong_value(&path, "token ids as names"))?;
+        let Some(known) = u32::try_from(id).ok().filter(|&id| (id as usize) < vocab) else {
+            let message = format!("Invalid value for '{path}': token {id} is unknown: ids are below {vocab}.");
+            return Err(ApiError::field(&path, "invalid_value", message));
+        };
         let number = bias.as_f64().ok_or_else(|| wrong_type(&format!("{path}.{id}"), "a decimal", &bias))?;
         if !(-100.0..=100.0).contains(&number) {
             return Err(wrong_value(&format!("{path}.{id}"), "a number from -100 to 100"));
         }
-        Ok((id, number as f32))
+        Ok((known, number as f32))
     };
     biases.into_iter().map(bias).collect()
 }

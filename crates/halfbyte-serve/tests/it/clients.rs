@@ -34,6 +34,8 @@ async fn bad_requests_are_told_what_is_wrong() {
         (with(json!({"stop": 5})), 400, Some("stop"), Some("invalid_type")),
         (with(json!({"stop": [""]})), 400, Some("stop"), Some("invalid_value")),
         (with(json!({"logit_bias": {"x": 1}})), 400, Some("logit_bias"), Some("invalid_value")),
+        (with(json!({"logit_bias": {"4096": 100}})), 400, Some("logit_bias"), Some("invalid_value")),
+        (with(json!({"logit_bias": {"5000000000": 1}})), 400, Some("logit_bias"), Some("invalid_value")),
         (with(json!({"logit_bias": {"1": 101}})), 400, Some("logit_bias.1"), Some("invalid_value")),
         (with(json!({"best_of": 2})), 400, Some("best_of"), Some("invalid_value")),
         (with(json!({"suffix": "x"})), 400, Some("suffix"), Some("unsupported_parameter")),
@@ -53,6 +55,14 @@ async fn bad_requests_are_told_what_is_wrong() {
         let shown: String = body.to_string().chars().take(100).collect();
         assert_eq!((got, field.as_deref(), of_code.as_deref()), (status, param, code), "{shown}");
     }
+    let unknown = server.post("/v1/completions", &with(json!({"logit_bias": {"5000": 100}}))).await.json();
+    let message = "Invalid value for 'logit_bias': token 5000 is unknown: ids are below 4096.";
+    assert_eq!(unknown["error"]["message"], message);
+    server.post("/v1/completions", &with(json!({"logit_bias": {"4095": 1}, "max_tokens": 1}))).await.good();
+    let conversation = json!({"messages": [{"role": "user", "content": "x"}], "logit_bias": {"4096": 1}});
+    assert_eq!(server.post("/v1/chat/completions", &conversation).await.error().1.as_deref(), Some("logit_bias"));
+    let vector = server.post("/v1/embeddings", &json!({"input": [7, -1]})).await.json();
+    assert_eq!(vector["error"]["message"], "Invalid value for 'input': expected token ids from 0 to 4095.");
     for (bytes, headers, status) in [
         (&b"{"[..], &[][..], 400),
         (b"", &[], 400),
