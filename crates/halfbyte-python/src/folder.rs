@@ -4,6 +4,7 @@ use crate::checkpoint::{Signals, group_of, text_of};
 use crate::device;
 use crate::error::{Result, invalid};
 use crate::quantize::Rounding;
+use halfbyte::layout::codes::FpaIntB;
 use halfbyte::quantize::rtn;
 use halfbyte::{Float, Format};
 use halfbyte_checkpoint::{
@@ -13,22 +14,29 @@ use pyo3::prelude::*;
 use serde_json::json;
 use std::path::PathBuf;
 
+/// The forms of files by their names, which are those of the command line's `--to`.
+const TARGETS: [(&str, Target); 10] = [
+    ("gptq", Target::Gptq(None)),
+    ("gptq_v1", Target::Gptq(Some(GptqVersion::V1))),
+    ("gptq_v2", Target::Gptq(Some(GptqVersion::V2))),
+    ("awq", Target::Awq),
+    ("compressed-tensors", Target::CompressedTensors),
+    ("fpa_intb", Target::FpaIntB(FpaIntB::Interleaved)),
+    ("fpa_intb_sm70", Target::FpaIntB(FpaIntB::RowMajor)),
+    ("onnx", Target::Onnx),
+    ("gguf", Target::Gguf),
+    ("native", Target::Native),
+];
+
 /// The form of files by its name.
 fn target_of(name: &str) -> PyResult<Target> {
-    Ok(match name {
-        "gptq" => Target::Gptq(None),
-        "gptq_v1" => Target::Gptq(Some(GptqVersion::V1)),
-        "gptq_v2" => Target::Gptq(Some(GptqVersion::V2)),
-        "awq" => Target::Awq,
-        "compressed-tensors" => Target::CompressedTensors,
-        "onnx" => Target::Onnx,
-        "gguf" => Target::Gguf,
-        "native" => Target::Native,
-        other => {
-            let names = "gptq, gptq_v1, gptq_v2, awq, compressed-tensors, onnx, gguf or native";
-            return invalid("to", names, format_args!("\"{other}\""));
+    match TARGETS.iter().find(|(known, _)| *known == name) {
+        Some((_, target)) => Ok(*target),
+        None => {
+            let names = TARGETS.map(|(name, _)| name).join(", ");
+            invalid("to", format_args!("one of {names}"), format_args!("\"{name}\""))
         }
-    })
+    }
 }
 
 /// `convert` with what it told as JSON text.

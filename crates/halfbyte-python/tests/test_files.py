@@ -35,6 +35,19 @@ def test_inspect_convert_and_verify(quantized: Path, tmp_path: Path) -> None:
     assert other["equal"] is False and other["differing"]
 
 
+def test_the_layouts_of_fpa_intb_are_written(tmp_path: Path) -> None:
+    for to in ("fpa_intb", "fpa_intb_sm70"):
+        told = halfbyte.quantize_model(STDLIB, tmp_path / to, "w8a16", to=to)
+        assert told["to"] == to and told["modules"] > 0
+        assert halfbyte.inspect(tmp_path / to)["quantization"]["quant_method"] == "fpa_intb"
+        with pytest.raises(ValueError, match=f"expected a format that the form {to} has"):
+            halfbyte.quantize_model(STDLIB, tmp_path / "x", "w3a16-g128", to=to)
+    halfbyte.quantize_model(STDLIB, tmp_path / "native", "w8a16", to="native")
+    assert halfbyte.convert(tmp_path / "native", tmp_path / "converted", "fpa_intb")["requantized"] == []
+    assert halfbyte.verify(tmp_path / "native", tmp_path / "converted")["equal"] is True
+    assert not (tmp_path / "x").exists()
+
+
 def test_errors_of_files_are_those_of_python(quantized: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         halfbyte.inspect(tmp_path / "nowhere")
@@ -42,7 +55,7 @@ def test_errors_of_files_are_those_of_python(quantized: Path, tmp_path: Path) ->
         halfbyte.load(tmp_path / "nowhere")
     with pytest.raises(FileExistsError):
         halfbyte.convert(quantized, quantized.parent, "native")
-    with pytest.raises(ValueError, match="to: expected gptq"):
+    with pytest.raises(ValueError, match="to: expected one of gptq, .*, fpa_intb, fpa_intb_sm70, onnx, gguf, native, got"):
         halfbyte.convert(quantized, tmp_path / "x", "marlin")
     with pytest.raises(ValueError, match="a model that is not quantised yet"):
         halfbyte.quantize_model(quantized, tmp_path / "x", "w4a16-g128")

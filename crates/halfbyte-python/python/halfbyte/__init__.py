@@ -85,8 +85,8 @@ def convert(
     requantize: bool = False,
     overwrite: bool = False,
 ) -> dict[str, _Any]:
-    """Writes a quantised model in another form of files, the same numbers: gptq, gptq_v1, gptq_v2, awq, compressed-tensors, onnx,
-    gguf or native. What the form cannot hold is a ValueError, or rounded to nearest again with ``requantize``."""
+    """Writes a quantised model in another form of files, the same numbers: gptq, gptq_v1, gptq_v2, awq, compressed-tensors,
+    fpa_intb, fpa_intb_sm70, onnx, gguf or native. What the form cannot hold is a ValueError, or rounded to nearest again with ``requantize``."""
     return _parsed(_convert(source, output, to, bits, group, two_level, requantize, overwrite))
 
 
