@@ -3,6 +3,7 @@
 use crate::device::{self, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::linear::{Linear, activation_of, bias_of};
+use crate::number;
 use crate::quantize::QuantizedTensor;
 use crate::tensor::{DataType, Input, Place, numpy_array};
 use halfbyte::{Act, Format, Group, StoredTensor, Weight};
@@ -89,7 +90,7 @@ impl Checkpoint {
     /// path: a folder in Hugging Face's form, or a file of safetensors, GGUF, ONNX or PyTorch. group: where GPTQ's files leave it open.
     #[new]
     #[pyo3(signature = (path, *, group=None))]
-    fn new(py: Python<'_>, path: PathBuf, group: Option<i64>) -> Result<Self> {
+    fn new(py: Python<'_>, path: PathBuf, #[pyo3(from_py_with = number::group)] group: Option<i64>) -> Result<Self> {
         let hint = Hint { group: group_of(group)?, ..Hint::default() };
         Ok(Self { weights: device::compute(py, || Weights::open_with(&path, hint))?, in_memory: false })
     }
@@ -204,7 +205,11 @@ fn object(text: &str) -> PyResult<Map<String, Value>> {
 
 /// `inspect` as JSON text.
 #[pyfunction]
-pub fn _inspect(py: Python<'_>, path: PathBuf, group: Option<i64>) -> Result<String> {
+pub fn _inspect(
+    py: Python<'_>,
+    path: PathBuf,
+    #[pyo3(from_py_with = number::group)] group: Option<i64>,
+) -> Result<String> {
     let hint = Hint { group: group_of(group)?, ..Hint::default() };
     let inspection = device::compute(py, || {
         let weights = Weights::open_with(&path, hint)?;

@@ -3,6 +3,7 @@
 use crate::device::{self, On, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::linear::{Input32, activation_of, bias_of};
+use crate::number::{self, either};
 use crate::quantize::Rounding;
 use crate::tensor::{Input, Output, Place, Shape, float_of, same_place, wrong_type};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
@@ -24,7 +25,6 @@ pub struct Conv2d {
 }
 
 /// One number for both axes, or two.
-#[derive(FromPyObject)]
 pub enum Pair {
     /// For both.
     One(usize),
@@ -32,6 +32,19 @@ pub enum Pair {
     Two([usize; 2]),
     /// Above, left, below and right (padding alone).
     Four([usize; 4]),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Pair {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let one = value.extract().map(Self::One);
+        match value.len() {
+            Ok(4) => either(value.py(), one, || value.extract().map(Self::Four)),
+            Ok(_) => either(value.py(), one, || value.extract().map(Self::Two)),
+            Err(_) => one,
+        }
+    }
 }
 
 impl Pair {
@@ -140,10 +153,10 @@ impl Conv2d {
         weight: &Bound<'_, PyAny>,
         bias: Option<&Bound<'_, PyAny>>,
         format: Option<&str>,
-        stride: Pair,
-        padding: Pair,
-        dilation: Pair,
-        groups: usize,
+        #[pyo3(from_py_with = number::stride)] stride: Pair,
+        #[pyo3(from_py_with = number::padding)] padding: Pair,
+        #[pyo3(from_py_with = number::dilation)] dilation: Pair,
+        #[pyo3(from_py_with = number::groups)] groups: usize,
         activation: Option<&str>,
         layout: &str,
         device: Option<&Bound<'_, PyAny>>,

@@ -1,6 +1,7 @@
 //! What computes: the team of threads, and GPUs with a queue for each stream that callers work in. After a fork a process has its own.
 
 use crate::error::{Result, invalid};
+use crate::number;
 use crate::tensor::Place;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::Stream;
@@ -164,7 +165,7 @@ pub fn _after_fork(py: Python<'_>) {
 /// Sets how many threads compute on the CPU; None: as many as the system offers.
 #[pyfunction]
 #[pyo3(signature = (threads=None))]
-pub fn set_num_threads(py: Python<'_>, threads: Option<usize>) -> Result<()> {
+pub fn set_num_threads(py: Python<'_>, #[pyo3(from_py_with = number::threads)] threads: Option<usize>) -> Result<()> {
     let cpu = match threads {
         None => Cpu::all_threads()?,
         Some(threads @ 1..=4096) => Cpu::new(threads)?,

@@ -3,6 +3,7 @@
 use crate::checkpoint::{Signals, group_of, text_of};
 use crate::device;
 use crate::error::{Result, invalid};
+use crate::number;
 use crate::quantize::Rounding;
 use halfbyte::layout::codes::FpaIntB;
 use halfbyte::quantize::rtn;
@@ -47,8 +48,8 @@ pub fn _convert(
     source: PathBuf,
     output: PathBuf,
     to: &str,
-    bits: Option<u32>,
-    group: Option<i64>,
+    #[pyo3(from_py_with = number::bits)] bits: Option<u32>,
+    #[pyo3(from_py_with = number::group)] group: Option<i64>,
     two_level: bool,
     requantize: bool,
     overwrite: bool,

@@ -4,6 +4,7 @@ use crate::conv2d::{Pair, geometry, images, layout_of};
 use crate::device::{self, On, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::linear::{activation_of, bias_of};
+use crate::number::{self, either};
 use crate::quantize::matrix;
 use crate::tensor::{DataType, Input, Output, Place, Shape, rows_of, same_place, type_of_byte, wrong_type};
 use halfbyte::conv::{Geometry, Layout2d};
@@ -12,10 +13,20 @@ use halfbyte::{Cpu, Cuda};
 use pyo3::prelude::*;
 
 /// One number for the tensor, or one for each output.
-#[derive(FromPyObject)]
-enum PerOutput<T> {
+pub enum PerOutput<T> {
+    /// For all.
     One(T),
+    /// For each.
     Each(Vec<T>),
+}
+
+impl<'a, 'py, T: FromPyObjectOwned<'py>> FromPyObject<'a, 'py> for PerOutput<T> {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let one = value.extract().map(Self::One).map_err(Into::into);
+        either(value.py(), one, || value.extract().map(Self::Each))
+    }
 }
 
 impl<T> PerOutput<T> {
@@ -195,11 +206,11 @@ impl LinearInt8 {
         weight_scale: PerOutput<f32>,
         bias: Option<&Bound<'_, PyAny>>,
         x_scale: f32,
-        x_zero: i32,
+        #[pyo3(from_py_with = number::x_zero)] x_zero: i32,
         x_dtype: &str,
-        weight_zero: Option<PerOutput<i32>>,
+        #[pyo3(from_py_with = number::weight_zero)] weight_zero: Option<PerOutput<i32>>,
         y_scale: Option<f32>,
-        y_zero: i32,
+        #[pyo3(from_py_with = number::y_zero)] y_zero: i32,
         y_dtype: Option<&str>,
         activation: Option<&str>,
         device: Option<&Bound<'_, PyAny>>,
@@ -320,16 +331,16 @@ impl Conv2dInt8 {
         weight_scale: PerOutput<f32>,
         bias: Option<&Bound<'_, PyAny>>,
         x_scale: f32,
-        x_zero: i32,
+        #[pyo3(from_py_with = number::x_zero)] x_zero: i32,
         x_dtype: &str,
-        weight_zero: Option<PerOutput<i32>>,
+        #[pyo3(from_py_with = number::weight_zero)] weight_zero: Option<PerOutput<i32>>,
         y_scale: Option<f32>,
-        y_zero: i32,
+        #[pyo3(from_py_with = number::y_zero)] y_zero: i32,
         y_dtype: Option<&str>,
-        stride: Pair,
-        padding: Pair,
-        dilation: Pair,
-        groups: usize,
+        #[pyo3(from_py_with = number::stride)] stride: Pair,
+        #[pyo3(from_py_with = number::padding)] padding: Pair,
+        #[pyo3(from_py_with = number::dilation)] dilation: Pair,
+        #[pyo3(from_py_with = number::groups)] groups: usize,
         activation: Option<&str>,
         layout: &str,
         device: Option<&Bound<'_, PyAny>>,

@@ -11,6 +11,7 @@ mod folder;
 mod int8;
 mod linear;
 mod model;
+mod number;
 mod paddle;
 mod quantize;
 mod tensor;

@@ -2,6 +2,7 @@
 
 use crate::device::{self, On, place_of};
 use crate::error::{Failure, Result, invalid};
+use crate::number;
 use crate::quantize::{QuantizedTensor, Rounding, matrix};
 use crate::tensor::{
     DataType, Input, Output, Place, Shape, Tensor, float_of, numpy_array, rows_of, same_place, wrong_type,
@@ -339,7 +340,12 @@ impl Linear {
     /// Rows `start..stop` of W as float32: a numpy array `[rows, k]`; where the weight lies on a GPU a halfbyte.Tensor there,
     /// `[rows, k rounded up to a multiple of 8]`, for which start must be a multiple of 64.
     #[pyo3(signature = (start=0, stop=None))]
-    fn dequantize<'py>(&self, py: Python<'py>, start: usize, stop: Option<usize>) -> Result<Bound<'py, PyAny>> {
+    fn dequantize<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = number::start)] start: usize,
+        #[pyo3(from_py_with = number::stop)] stop: Option<usize>,
+    ) -> Result<Bound<'py, PyAny>> {
         let [n, k] = self.sizes();
         let stop = stop.unwrap_or(n);
         if start > stop || stop > n {
@@ -418,7 +424,7 @@ impl Linear {
 
     /// Name of the kernel that multiplies m rows of a type.
     #[pyo3(signature = (m, dtype="float16"))]
-    fn kernel(&self, py: Python<'_>, m: usize, dtype: &str) -> Result<&'static str> {
+    fn kernel(&self, py: Python<'_>, #[pyo3(from_py_with = number::m)] m: usize, dtype: &str) -> Result<&'static str> {
         let float = float_named(dtype)?;
         match &self.layer {
             Layer::Cpu(linear) => Ok(linear.kernel(&*device::cpu(py)?, m, float, float)?),
@@ -428,7 +434,13 @@ impl Linear {
 
     /// How far an element of y may lie from the exact product where `|x|·|W|ᵀ` is `magnitude`, for m rows of a type.
     #[pyo3(signature = (magnitude, m=1, dtype="float16"))]
-    fn bound(&self, py: Python<'_>, magnitude: f64, m: usize, dtype: &str) -> Result<f64> {
+    fn bound(
+        &self,
+        py: Python<'_>,
+        magnitude: f64,
+        #[pyo3(from_py_with = number::m)] m: usize,
+        dtype: &str,
+    ) -> Result<f64> {
         let float = float_named(dtype)?;
         let bound = match &self.layer {
             Layer::Cpu(linear) => linear.bound(&*device::cpu(py)?, m, float, float)?,

@@ -3,6 +3,7 @@
 use crate::checkpoint::act_of;
 use crate::device;
 use crate::error::{Failure, Result, invalid};
+use crate::number;
 use crate::tensor::{DataType, Place, numpy_array};
 use halfbyte::kernel::KvType;
 use halfbyte::quantize::Rtn;
@@ -49,12 +50,19 @@ fn kv_of(name: &str) -> PyResult<KvType> {
 }
 
 /// A prompt: text, or tokens.
-#[derive(FromPyObject)]
 pub enum Prompt {
     /// Text.
     Text(String),
     /// Tokens.
     Tokens(Vec<u32>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Prompt {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        number::either(value.py(), value.extract().map(Self::Text), || value.extract().map(Self::Tokens))
+    }
 }
 
 /// Where a text ends.
@@ -138,16 +146,16 @@ impl Model {
     fn generate(
         &self,
         py: Python<'_>,
-        prompt: Prompt,
-        max_tokens: usize,
+        #[pyo3(from_py_with = number::prompt)] prompt: Prompt,
+        #[pyo3(from_py_with = number::max_tokens)] max_tokens: usize,
         temperature: f32,
-        top_k: usize,
+        #[pyo3(from_py_with = number::top_k)] top_k: usize,
         top_p: f32,
         min_p: f32,
         repetition_penalty: f32,
         frequency_penalty: f32,
         presence_penalty: f32,
-        seed: u64,
+        #[pyo3(from_py_with = number::seed)] seed: u64,
         stop: Option<Stop>,
         ignore_end: bool,
     ) -> Result<Generation> {
@@ -201,7 +209,11 @@ impl Model {
     }
 
     /// Logits `[vocab]` after a prompt, as a numpy array of float32.
-    fn logits<'py>(&self, py: Python<'py>, prompt: Prompt) -> Result<Bound<'py, PyAny>> {
+    fn logits<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = number::prompt)] prompt: Prompt,
+    ) -> Result<Bound<'py, PyAny>> {
         self.check_process(py)?;
         let (ids, cpu) = (self.ids(prompt)?, device::cpu(py)?);
         let logits = device::compute(py, || -> halfbyte_llm::Result<Vec<f32>> {
@@ -217,7 +229,7 @@ impl Model {
     }
 
     /// Text of tokens.
-    fn decode(&self, tokens: Vec<u32>) -> Result<String> {
+    fn decode(&self, #[pyo3(from_py_with = number::tokens)] tokens: Vec<u32>) -> Result<String> {
         Ok(self.inner.tokenizer.decode(&tokens)?)
     }
 

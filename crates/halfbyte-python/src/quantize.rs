@@ -2,6 +2,7 @@
 
 use crate::device;
 use crate::error::{Result, invalid};
+use crate::number;
 use crate::tensor::{DataType, Input, numpy_array};
 use halfbyte::format::reference;
 use halfbyte::quantize::{self as library, Gptq, Rtn, SymmetricScale, awq_scales, gptq, rtn, rtn_clipped};
@@ -49,7 +50,7 @@ impl QuantizedTensor {
         codes: &Bound<'_, PyAny>,
         scales: &Bound<'_, PyAny>,
         zeros: Option<&Bound<'_, PyAny>>,
-        group_index: Option<Vec<u32>>,
+        #[pyo3(from_py_with = number::group_index)] group_index: Option<Vec<u32>>,
     ) -> Result<Self> {
         const OP: &str = "QuantizedTensor";
         let Format { weight, act } = format.parse()?;
@@ -160,7 +161,7 @@ pub struct Hessian(Mutex<library::Hessian>);
 impl Hessian {
     /// Of no inputs yet, for a layer of k inputs.
     #[new]
-    fn new(k: usize) -> Result<Self> {
+    fn new(#[pyo3(from_py_with = number::k)] k: usize) -> Result<Self> {
         Ok(Self(Mutex::new(library::Hessian::new(k)?)))
     }
 

@@ -142,6 +142,16 @@ def test_text_ends_where_it_should(quantized: Path) -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             model.generate(PROMPT, **arguments)
+    for option in ("max_tokens", "top_k", "seed"):
+        for number in (-1, 2**64):
+            with pytest.raises(ValueError, match=f"^{option}: expected 0 or more, in 64 bits, got {number}"):
+                model.generate(PROMPT, **{option: number})
+        with pytest.raises(TypeError):
+            model.generate(PROMPT, **{option: 1.5})
+    with pytest.raises(ValueError, match="^prompt: expected numbers from 0 on, in 32 bits, got"):
+        model.generate([1, -1])
+    with pytest.raises(ValueError, match="^tokens: expected"):
+        model.decode([-1])
     with pytest.raises(ValueError, match="at least one token"):
         model.generate([])
     with pytest.raises(ValueError, match="expected an id below"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,23 @@ def test_conv2d_of_codes() -> None:
         layer(x[:, :31])
     with pytest.raises(ValueError, match="four dimensions"):
         halfbyte.Conv2d(w[0])
+    for option, wrong in [
+        ("padding", -1),
+        ("padding", (1, -1)),
+        ("padding", (1, 1, 1, -1)),
+        ("padding", (1, 1, 1)),
+        ("stride", -1),
+        ("stride", (2**64, 1)),
+        ("dilation", (1, -1)),
+        ("groups", -1),
+    ]:
+        with pytest.raises(ValueError, match=f"^{option}: expected .*, got {re.escape(str(wrong))}"):
+            halfbyte.Conv2d(w, **{option: wrong})
+    for wrong in (1.5, (1.5, 1), None):
+        with pytest.raises(TypeError):
+            halfbyte.Conv2d(w, padding=wrong)
+    same = halfbyte.Conv2d(w, stride=[1, 1], padding=(1, 1, 1, 1), dilation=np.int64(1))
+    assert np.array_equal(same(x), dense)
     with pytest.raises(ValueError, match="one or two numbers"):
         halfbyte.Conv2d(w, stride=(1, 2, 3, 4))
     with pytest.raises(ValueError):
@@ -160,6 +178,9 @@ def test_int8_layers_that_cannot_be() -> None:
         halfbyte.LinearInt8(w, 1.0, x_scale=0.0)
     with pytest.raises(ValueError, match="expected 1 or 4 scales"):
         halfbyte.LinearInt8(w, [1.0, 2.0], x_scale=1.0)
+    for option, wrong in [("x_zero", 2**31), ("y_zero", -(2**40)), ("weight_zero", 2**31), ("weight_zero", [0, 0, 0, 2**31])]:
+        with pytest.raises(ValueError, match=f"^{option}: expected a zero point of 32 bits, got "):
+            halfbyte.LinearInt8(w, 1.0, x_scale=1.0, **{option: wrong})
     with pytest.raises(TypeError, match="a weight of uint8 or int8"):
         halfbyte.LinearInt8(w.astype(np.float32), 1.0, x_scale=1.0)
     with pytest.raises(ValueError):
@@ -194,6 +215,12 @@ def test_quantize_by_every_method() -> None:
     for options in ({"method": "gptq"}, {"hessian": hessian}, {"method": "hqq"}, {"act_order": True}):
         with pytest.raises(ValueError, match="quantize: expected"):
             halfbyte.quantize(w, "w4a16-g32", **options)
+    with pytest.raises(ValueError, match="^k: expected 0 or more, in 64 bits, got -1"):
+        halfbyte.Hessian(-1)
+    with pytest.raises(ValueError, match="^start: expected"):
+        folded.dequantize(-1)
+    with pytest.raises(ValueError, match="^m: expected"):
+        folded.kernel(-1)
     with pytest.raises(ValueError, match="Hessian"):
         halfbyte.quantize(w, "w4a16-g32", method="gptq", hessian=halfbyte.Hessian(64))
 

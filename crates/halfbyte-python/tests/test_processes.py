@@ -68,8 +68,9 @@ def test_the_number_of_threads() -> None:
         for threads in (1, 2, 3):
             halfbyte.set_num_threads(threads)
             assert halfbyte.get_num_threads() == threads and np.array_equal(layer(x), expected)
-        with pytest.raises(ValueError, match="1 to 4096 threads"):
-            halfbyte.set_num_threads(0)
+        for wrong in (0, -1, 4097, 2**64):
+            with pytest.raises(ValueError, match=f"expected 1 to 4096 threads, got {wrong}"):
+                halfbyte.set_num_threads(wrong)
     finally:
         halfbyte.set_num_threads(before)
 

@@ -1,0 +1,78 @@
+//! Whole numbers that Python gives as options: one that is out of range is a ValueError that names the option, as other wrong options are.
+
+use crate::conv2d::Pair;
+use crate::int8::PerOutput;
+use crate::model::Prompt;
+use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::prelude::*;
+
+/// What counts and sizes may be.
+const COUNT: &str = "0 or more, in 64 bits";
+
+/// What strides and dilations may be.
+const PAIR: &str = "one number of 0 or more, or two";
+
+/// What group indices and token ids may be.
+const INDICES: &str = "numbers from 0 on, in 32 bits";
+
+/// What zero points may be.
+const ZERO_POINT: &str = "a zero point of 32 bits";
+
+/// A value of an option, with what the option takes. Errors: ValueError where a number of it is too small or too large for its type, or
+/// there are too few or too many; another type's TypeError.
+fn read<'a, 'py, T>(value: &'a Bound<'py, PyAny>, option: &str, expected: &str) -> PyResult<T>
+where
+    T: FromPyObject<'a, 'py>,
+{
+    value.extract().map_err(|error: T::Error| {
+        let error = error.into();
+        let py = value.py();
+        if !error.is_instance_of::<PyOverflowError>(py) && !error.is_instance_of::<PyValueError>(py) {
+            return error;
+        }
+        // Python writes out no number of thousands of digits.
+        let got = value.repr().map_or_else(|_| "one of too many digits".to_owned(), |text| text.to_string());
+        PyValueError::new_err(format!("{option}: expected {expected}, got {got}"))
+    })
+}
+
+/// The first reading, or else the second, unless what the first found is a number out of range.
+pub fn either<T>(py: Python<'_>, first: PyResult<T>, second: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    match first {
+        Err(error) if !error.is_instance_of::<PyOverflowError>(py) => second(),
+        read => read,
+    }
+}
+
+/// Functions that read an option, for `#[pyo3(from_py_with = number::OPTION)]`.
+macro_rules! options {
+    ($($option:ident: $type:ty, $expected:expr;)*) => {$(
+        #[doc = concat!("The option `", stringify!($option), "`.")]
+        pub fn $option(value: &Bound<'_, PyAny>) -> PyResult<$type> {
+            read(value, stringify!($option), $expected)
+        }
+    )*};
+}
+
+options! {
+    bits: Option<u32>, "0 or more, in 32 bits";
+    dilation: Pair, PAIR;
+    group: Option<i64>, "-1 or a number above 0";
+    group_index: Option<Vec<u32>>, INDICES;
+    groups: usize, COUNT;
+    k: usize, COUNT;
+    m: usize, COUNT;
+    max_tokens: usize, COUNT;
+    padding: Pair, "one number of 0 or more, two or four";
+    prompt: Prompt, INDICES;
+    seed: u64, COUNT;
+    start: usize, COUNT;
+    stop: Option<usize>, COUNT;
+    stride: Pair, PAIR;
+    threads: Option<usize>, "1 to 4096 threads";
+    tokens: Vec<u32>, INDICES;
+    top_k: usize, COUNT;
+    weight_zero: Option<PerOutput<i32>>, ZERO_POINT;
+    x_zero: i32, ZERO_POINT;
+    y_zero: i32, ZERO_POINT;
+}
