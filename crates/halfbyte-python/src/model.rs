@@ -14,7 +14,7 @@ use halfbyte_llm::{
 };
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
 use pyo3::prelude::*;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, RangeInclusive};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -23,6 +23,9 @@ use std::time::Duration;
 
 /// Pieces of text that may wait for whoever reads them.
 const PIECES_AHEAD: usize = 16;
+
+/// Bytes of a text that ends another.
+const STOP_BYTES: RangeInclusive<usize> = 1..=1024;
 
 /// A language model: its weights on a device, its tokenizer.
 #[pyclass(frozen, module = "halfbyte")]
@@ -189,6 +192,10 @@ impl Model {
             Some(Stop::One(text)) => vec![text],
             Some(Stop::Any(texts)) => texts,
         };
+        if let Some(text) = stop.iter().find(|text| !STOP_BYTES.contains(&text.len())) {
+            let expected = format!("texts of {} to {} bytes", STOP_BYTES.start(), STOP_BYTES.end());
+            return Ok(invalid("stop", expected, format_args!("one of {}", text.len()))?);
+        }
         let (send, pieces) = sync_channel(PIECES_AHEAD);
         let cancel = Arc::new(AtomicBool::new(false));
         let work = Work {

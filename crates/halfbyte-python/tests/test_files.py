@@ -148,6 +148,10 @@ def test_text_ends_where_it_should(quantized: Path) -> None:
                 model.generate(PROMPT, **{option: number})
         with pytest.raises(TypeError):
             model.generate(PROMPT, **{option: 1.5})
+    for stop in ("", [""], ["\n", ""], "x" * 1025):
+        with pytest.raises(ValueError, match="stop: expected texts of 1 to 1024 bytes, got one of"):
+            model.generate(PROMPT, stop=stop)
+    assert list(model.generate(PROMPT, max_tokens=2, stop=["x" * 1024])) and list(model.generate(PROMPT, max_tokens=2, stop=[]))
     with pytest.raises(ValueError, match="^prompt: expected numbers from 0 on, in 32 bits, got"):
         model.generate([1, -1])
     with pytest.raises(ValueError, match="^tokens: expected"):
