@@ -1,7 +1,8 @@
-//! What `overwrite` may replace: a folder with nothing in it but files of a model.
+//! What `overwrite` may replace: a folder with nothing in it but files of a model, templates in a folder of their own among them.
 
 use crate::error::{Error, Result};
 use crate::files::names;
+use std::ffi::OsString;
 use std::path::Path;
 
 /// What belongs to a model besides its weights and `config.json`.
@@ -28,6 +29,9 @@ const SIDE_FILES: &[&str] = &[
     "NOTICE.txt",
 ];
 
+/// The folder of further templates of conversations, the only folder that a model has in it.
+pub(super) const TEMPLATES: &str = "additional_chat_templates";
+
 /// Configs and weights, as this crate and Hugging Face's tools name them.
 const OWN_FILES: &[&str] = &[
     "config.json",
@@ -49,6 +53,11 @@ pub(super) fn is_side_file(name: &str) -> bool {
     SIDE_FILES.contains(&name) || name.ends_with(".py")
 }
 
+/// Whether a file of this name in [`TEMPLATES`] is a template.
+pub(super) fn is_template(name: &str) -> bool {
+    name.ends_with(".jinja") && !name.starts_with('.')
+}
+
 /// Whether a file of this name is a config, weights or a side file, but for code, whose names say nothing.
 fn is_of_model(name: &str) -> bool {
     let is_shard = |start: &str, end: &str| {
@@ -65,7 +74,16 @@ fn is_of_model(name: &str) -> bool {
 
 /// Whether a file of this name can be one that was written in a temporary folder, or a file of a model.
 pub(super) fn is_written_here(name: &str) -> bool {
-    is_of_model(name) || is_side_file(name) || name.starts_with('.') && name.ends_with(".tmp")
+    is_of_model(name) || is_side_file(name) || is_temporary(name)
+}
+
+/// Whether a file of this name can be one that was written in [`TEMPLATES`] in a temporary folder.
+pub(super) fn is_written_in_templates(name: &str) -> bool {
+    is_template(name) || is_temporary(name)
+}
+
+fn is_temporary(name: &str) -> bool {
+    name.starts_with('.') && name.ends_with(".tmp")
 }
 
 /// Errors: the folder `target` is not empty, and may not be replaced or holds something that a model from `source` would not
@@ -91,6 +109,15 @@ pub(super) fn check(folder: &Path, target: &Path, overwrite: bool, source: &Path
         let path = folder.join(&name);
         let kind = path.symlink_metadata().map_err(Error::io("open", &path))?.file_type();
         let shown = name.to_string_lossy();
+        let no_file = |shown: &str| {
+            refuse(&format!(", and is not overwritten: `{shown}` in it is no file of a model, and would be lost"))
+        };
+        if kind.is_dir() && name == TEMPLATES {
+            match no_template(&path)? {
+                None => continue,
+                Some(other) => return no_file(&format!("{TEMPLATES}/{}", other.to_string_lossy())),
+            }
+        }
         if kind.is_dir() {
             let why = format!("it has folders in it, `{shown}` for one, so it holds more than a model");
             return refuse(&format!(", and is not overwritten: {why}"));
@@ -98,12 +125,17 @@ pub(super) fn check(folder: &Path, target: &Path, overwrite: bool, source: &Path
         let (from, name) = (source.join(&name), name.to_str().unwrap_or_default());
         let is_known = is_of_model(name) || is_side_file(name) && has_same_content(&path, &from);
         if !kind.is_file() || !is_known {
-            return refuse(&format!(
-                ", and is not overwritten: `{shown}` in it is no file of a model, and would be lost"
-            ));
+            return no_file(&shown);
         }
     }
     Ok(())
+}
+
+/// The first thing in a folder of templates that is none.
+fn no_template(folder: &Path) -> Result<Option<OsString>> {
+    let names = names(folder).map_err(Error::io("list", folder))?;
+    let is_file = |name: &OsString| folder.join(name).symlink_metadata().is_ok_and(|metadata| metadata.is_file());
+    Ok(names.into_iter().find(|name| !(name.to_str().is_some_and(is_template) && is_file(name))))
 }
 
 fn has_same_content(a: &Path, b: &Path) -> bool {

@@ -10,7 +10,7 @@
 //! A killed process leaves this folder. The next one that writes the same target finds nobody holding the lock, puts `old`
 //! back if the target is missing, and removes the rest.
 
-use super::replaceable::{self, is_side_file, is_written_here};
+use super::replaceable::{self, TEMPLATES, is_side_file, is_template, is_written_here, is_written_in_templates};
 use crate::error::{Error, Result};
 use crate::files::{self, Lock, OutputFile, sync_dir};
 use crate::scheme::Weights;
@@ -115,23 +115,23 @@ impl Staging {
         &self.path
     }
 
-    /// Copies tokenizer, generation settings, licence, code of the model's own and the like, as far as the source has
-    /// them.
+    /// Copies tokenizer, generation settings, templates, licence, code of the model's own and the like, as far as the source
+    /// has them.
     pub fn copy_side_files(&self, source: &Path) -> Result<()> {
-        const BUFFER_BYTES: usize = 1 << 20;
-        for name in files::names(source).map_err(Error::io("list", source))? {
-            let (from, to) = (source.join(&name), self.path.join(&name));
-            if name.to_str().is_some_and(is_side_file) && from.is_file() {
-                let mut input = File::open(&from).map_err(Error::io("open", &from))?;
-                let output = OutputFile::create(&to).map_err(Error::io("create", &to))?;
-                let mut output = BufWriter::with_capacity(BUFFER_BYTES, output);
-                std::io::copy(&mut input, &mut output)
-                    .and_then(|_| output.flush())
-                    .and_then(|()| output.get_ref().sync())
-                    .map_err(Error::io("write", &to))?;
-            }
+        for file in chosen(source, is_side_file)? {
+            copy_into(&file, &self.path)?;
         }
-        Ok(())
+        let templates = source.join(TEMPLATES);
+        let templates = if templates.is_dir() { chosen(&templates, is_template)? } else { Vec::new() };
+        if templates.is_empty() {
+            return Ok(());
+        }
+        let folder = self.path.join(TEMPLATES);
+        files::create_dir(&folder).map_err(Error::io("create", &folder))?;
+        for file in templates {
+            copy_into(&file, &folder)?;
+        }
+        sync_dir(&folder)
     }
 
     /// Gives what was written the target's name, in one step; then removes what was there. Errors: the system's refusal,
@@ -188,6 +188,26 @@ impl Drop for Staging {
             files::remove_dirs(&self.made);
         }
     }
+}
+
+/// The files of a folder whose names are chosen.
+fn chosen(folder: &Path, is_chosen: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+    let names = files::names(folder).map_err(Error::io("list", folder))?;
+    let names = names.iter().filter(|name| name.to_str().is_some_and(&is_chosen));
+    Ok(names.map(|name| folder.join(name)).filter(|file| file.is_file()).collect())
+}
+
+/// Copies a file under its name.
+fn copy_into(from: &Path, folder: &Path) -> Result<()> {
+    const BUFFER_BYTES: usize = 1 << 20;
+    let to = folder.join(from.file_name().unwrap_or_default());
+    let mut input = File::open(from).map_err(Error::io("open", from))?;
+    let output = OutputFile::create(&to).map_err(Error::io("create", &to))?;
+    let mut output = BufWriter::with_capacity(BUFFER_BYTES, output);
+    std::io::copy(&mut input, &mut output)
+        .and_then(|_| output.flush())
+        .and_then(|()| output.get_ref().sync())
+        .map_err(Error::io("write", &to))
 }
 
 /// The target without links, so that what a link points to is replaced and not the link.
@@ -298,9 +318,18 @@ impl Room {
             return Err(foreign(self.path.join(name)));
         }
         for folder in [NEW, OLD].map(|name| self.path.join(name)).iter().filter(|folder| folder.is_dir()) {
-            let names = list(folder)?;
-            if let Some(name) = names.iter().find(|name| !name.to_str().is_some_and(is_written_here)) {
+            let templates = folder.join(TEMPLATES);
+            let has_templates = templates.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
+            let is_ours = |name: &str| is_written_here(name) || has_templates && name == TEMPLATES;
+            if let Some(name) = list(folder)?.iter().find(|name| !name.to_str().is_some_and(is_ours)) {
                 return Err(foreign(folder.join(name)));
+            }
+            if has_templates {
+                let names = list(&templates)?;
+                if let Some(name) = names.iter().find(|name| !name.to_str().is_some_and(is_written_in_templates)) {
+                    return Err(foreign(templates.join(name)));
+                }
+                files::remove_folder(&templates).map_err(Error::io("remove", &templates))?;
             }
             files::remove_folder(folder).map_err(Error::io("remove", folder))?;
         }

@@ -170,6 +170,8 @@ fn dense(folder: &Path) -> Weights {
     write_folder(folder, &tensors, r#"{"model_type": "llama"}"#);
     std::fs::write(folder.join("tokenizer.json"), "{}").unwrap();
     std::fs::write(folder.join("modeling_own.py"), "pass").unwrap();
+    std::fs::create_dir(folder.join("additional_chat_templates")).unwrap();
+    std::fs::write(folder.join("additional_chat_templates/tool_use.jinja"), "tools").unwrap();
     Weights::open(folder).unwrap()
 }
 

@@ -7,8 +7,8 @@ use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
-    Checkpoint, Error, GptqVersion, Job, Linear, LinearWeight, Quantization, Result, Target, Untied, Weights, Written,
-    linears, write_dense, write_model,
+    Checkpoint, Conversion, Error, GptqVersion, Job, Linear, LinearWeight, Quantization, Result, Target, Untied,
+    Weights, Written, convert, linears, write_dense, write_model,
 };
 use std::cell::Cell;
 use std::path::Path;
@@ -395,4 +395,60 @@ fn jobs_that_make_no_sense_are_refused() {
     let odd = Weights::open(&odd).unwrap();
     let text = text_of(quantize(Job::new(&odd, &target), in_blocks(WeightFormat { group: Group::Channel, ..G128 })));
     assert_names(&text, &["`h.0.fc`", "multiples of 32, got 32 and 20"]);
+}
+
+#[test]
+fn further_templates_go_along_and_are_replaced_with_the_model() {
+    const TEMPLATES: &str = "additional_chat_templates";
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::create_dir_all(path("in").join(TEMPLATES)).unwrap();
+    let source = small(&path("in"), &[0.5; 2048]);
+    for (name, text) in [("tool_use.jinja", "tools"), ("rag.jinja", "texts"), ("notes.txt", "not of a model")] {
+        std::fs::write(path("in").join(TEMPLATES).join(name), text).unwrap();
+    }
+    let format = WeightFormat { group: Group::Channel, ..G128 };
+    let write =
+        |target: &Path, overwrite: bool| quantize(Job { overwrite, ..Job::new(&source, target) }, in_blocks(format));
+    write(&path("quantized"), false).unwrap();
+    let quantized = Weights::open(path("quantized")).unwrap();
+    let conversion = Conversion {
+        target: Target::CompressedTensors,
+        bits: None,
+        group: None,
+        channel_scale: None,
+        requantize: false,
+    };
+    convert(Job::new(&quantized, &path("converted")), conversion).unwrap();
+    write_dense(Job::new(&quantized, &path("dense")), Float::F32).unwrap();
+    for name in ["quantized", "converted", "dense"] {
+        assert_eq!(listing(&path(name).join(TEMPLATES)), ["rag.jinja", "tool_use.jinja"], "{name}");
+        assert_eq!(Weights::open(path(name)).unwrap().tool_template().unwrap().as_deref(), Some("tools"), "{name}");
+    }
+    // Such a folder is replaced, unless something else is in it.
+    let (target, templates) = (path("quantized"), path("quantized").join(TEMPLATES));
+    drop(quantized);
+    std::fs::write(templates.join("older.jinja"), "older").unwrap();
+    write(&target, true).unwrap();
+    assert_eq!(listing(&templates), ["rag.jinja", "tool_use.jinja"]);
+    std::fs::write(templates.join("notes.txt"), "mine").unwrap();
+    assert_names(
+        &text_of(write(&target, true)),
+        &["`additional_chat_templates/notes.txt` in it is no file of a model"],
+    );
+    std::fs::remove_file(templates.join("notes.txt")).unwrap();
+    std::fs::create_dir(templates.join("folder.jinja")).unwrap();
+    assert_names(&text_of(write(&target, true)), &["`additional_chat_templates/folder.jinja`"]);
+    assert_eq!(listing(&templates), ["folder.jinja", "rag.jinja", "tool_use.jinja"]);
+    // What a killed process has left is removed, unless something else is in it.
+    let left = path(".new.tmp");
+    std::fs::create_dir_all(left.join("new").join(TEMPLATES)).unwrap();
+    std::fs::write(left.join("lock"), "halfbyte writes a model here and removes this folder when it is done\n")
+        .unwrap();
+    std::fs::write(left.join("new").join(TEMPLATES).join("rag.jinja"), "te").unwrap();
+    std::fs::write(left.join("new").join(TEMPLATES).join("notes.txt"), "mine").unwrap();
+    assert_names(&text_of(write(&path("new"), false)), &["notes.txt", "halfbyte has not made it"]);
+    std::fs::remove_file(left.join("new").join(TEMPLATES).join("notes.txt")).unwrap();
+    write(&path("new"), false).unwrap();
+    assert_eq!(listing(dir.path()), ["converted", "dense", "in", "new", "quantized"]);
 }
