@@ -237,7 +237,10 @@ fn dense_config(source: &Weights) -> Result<Map<String, Value>> {
 fn complete(job: &Job<'_>, staging: Staging, config: Map<String, Value>) -> Result<PathBuf> {
     write_synced(&staging.path().join("config.json"), &pretty(&Value::Object(config)))?;
     match job.source.own_tokenizer()? {
-        Some(tokenizer) => write_synced(&staging.path().join("tokenizer.json"), &pretty(&tokenizer))?,
+        Some(tokenizer) => {
+            write_synced(&staging.path().join("tokenizer.json"), &pretty(&tokenizer))?;
+            staging.write_templates(job.source)?;
+        }
         None => staging.copy_side_files(job.source.folder())?,
     }
     staging.commit()

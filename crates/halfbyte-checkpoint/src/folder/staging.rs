@@ -126,12 +126,33 @@ impl Staging {
         if templates.is_empty() {
             return Ok(());
         }
-        let folder = self.path.join(TEMPLATES);
-        files::create_dir(&folder).map_err(Error::io("create", &folder))?;
+        let folder = self.create_templates()?;
         for file in templates {
             copy_into(&file, &folder)?;
         }
         sync_dir(&folder)
+    }
+
+    /// Writes the templates that the source has in its own file.
+    pub fn write_templates(&self, source: &Weights) -> Result<()> {
+        if let Some(template) = source.chat_template()? {
+            files::write_synced(&self.path.join("chat_template.jinja"), template.as_bytes())?;
+        }
+        let templates = source.own_templates()?;
+        if templates.is_empty() {
+            return Ok(());
+        }
+        let folder = self.create_templates()?;
+        for (name, template) in templates {
+            files::write_synced(&folder.join(format!("{name}.jinja")), template.as_bytes())?;
+        }
+        sync_dir(&folder)
+    }
+
+    fn create_templates(&self) -> Result<PathBuf> {
+        let folder = self.path.join(TEMPLATES);
+        files::create_dir(&folder).map_err(Error::io("create", &folder))?;
+        Ok(folder)
     }
 
     /// Gives what was written the target's name, in one step; then removes what was there. Errors: the system's refusal,

@@ -6,6 +6,9 @@ use crate::error::{Error, Result};
 use crate::json::{self, read_small};
 use serde_json::Value;
 
+/// The default template's key in GGUF; that of another is followed by a dot and its name.
+const KEY: &str = "tokenizer.chat_template";
+
 /// Fields of a `tokenizer_config.json`.
 const MOST_FIELDS: usize = 1 << 14;
 
@@ -21,10 +24,26 @@ impl Weights {
         self.template("tool_use")
     }
 
+    /// The templates besides the default one in GGUF's metadata, by their names, which are fit for files. Error: one that is not.
+    pub(crate) fn own_templates(&self) -> Result<Vec<(&str, &str)>> {
+        let Container::Gguf(header) = self.checkpoint.container() else { return Ok(Vec::new()) };
+        let is_fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        let mut templates = Vec::new();
+        for (key, value) in &header.metadata {
+            let name = key.strip_prefix(KEY).and_then(|rest| rest.strip_prefix('.'));
+            let (Some(name), crate::gguf::Value::String(template)) = (name, value) else { continue };
+            if name.is_empty() || !name.chars().all(is_fit) {
+                let what = format!("key `{key}`: expected the name of a template in letters, digits, `_` and `-`");
+                return Err(Error::malformed(&header.file, what));
+            }
+            templates.push((name, template.as_str()));
+        }
+        Ok(templates)
+    }
+
     fn template(&self, name: &str) -> Result<Option<String>> {
         let is_default = name == "default";
         if let Container::Gguf(header) = self.checkpoint.container() {
-            const KEY: &str = "tokenizer.chat_template";
             let key = if is_default { KEY.to_owned() } else { format!("{KEY}.{name}") };
             return Ok(match header.get(&key) {
                 Some(crate::gguf::Value::String(template)) => Some(template.clone()),

@@ -1,12 +1,13 @@
 //! A Llama model in GGUF's terms and in Hugging Face's: shape, names, order of rows.
 
 use super::tiny;
-use crate::support::{assert_names, model, testdata, text_of};
+use crate::support::{assert_names, listing, model, testdata, text_of};
+use halfbyte::Float;
 use halfbyte_checkpoint::gguf::{
-    Array, GgmlType, Header, TensorSpec, Value as Meta, config_json, create, gguf_name, gguf_row, has_paired_rows,
-    hf_name, hf_row, metadata_from, parse, rope_factors,
+    Array, GgmlType, Header, TensorEntry, TensorSpec, Value as Meta, config_json, create, gguf_name, gguf_row,
+    has_paired_rows, hf_name, hf_row, metadata_from, parse, rope_factors,
 };
-use halfbyte_checkpoint::{Checkpoint, Error};
+use halfbyte_checkpoint::{Checkpoint, Conversion, Error, Job, Target, Weights, convert, write_dense};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -320,4 +321,54 @@ fn rows_of_q_and_k_are_where_llama_cpp_puts_them() {
     for name in ["blk.0.attn_v.weight", "blk.0.attn_output.weight", "blk.0.attn_q_norm.weight", "attn_q.weight"] {
         assert!(!has_paired_rows(name), "{name}");
     }
+}
+
+/// A file of the tiny model with these keys besides, and no other templates.
+fn tiny_with(path: &Path, keys: &[(&str, Meta)]) -> Weights {
+    let (bytes, mut header) = tiny();
+    header.metadata.retain(|(name, _)| !name.starts_with("tokenizer.chat_template") && name != "general.alignment");
+    header.metadata.extend(keys.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+    let spec = |t: &TensorEntry| TensorSpec { name: t.name.clone(), ggml_type: t.ggml_type, shape: t.shape.clone() };
+    let mut writer = create(path, &header.metadata, &header.tensors.iter().map(spec).collect::<Vec<_>>()).unwrap();
+    for tensor in &header.tensors {
+        writer.write(&tensor.name, &bytes[tensor.range.clone()]).unwrap();
+    }
+    writer.finish().unwrap();
+    Weights::open(path).unwrap()
+}
+
+#[test]
+fn templates_of_a_file_are_files_of_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let text = |text: &str| Meta::String(text.to_owned());
+    let keys = [
+        ("tokenizer.chat_template", text("{{ a }}")),
+        ("tokenizer.chat_template.tool_use", text("{{ b }}")),
+        ("tokenizer.chat_template.rag", text("{{ c }}")),
+    ];
+    let source = tiny_with(&path("m.gguf"), &keys);
+    write_dense(Job::new(&source, &path("dense")), Float::F32).unwrap();
+    let conversion =
+        Conversion { target: Target::Native, bits: None, group: None, channel_scale: None, requantize: false };
+    convert(Job::new(&source, &path("native")), conversion).unwrap();
+    for name in ["dense", "native"] {
+        let read = Weights::open(path(name)).unwrap();
+        assert_eq!(read.chat_template().unwrap().as_deref(), Some("{{ a }}"), "{name}");
+        assert_eq!(read.tool_template().unwrap().as_deref(), Some("{{ b }}"), "{name}");
+        let rag = std::fs::read(path(name).join("additional_chat_templates/rag.jinja")).unwrap();
+        assert_eq!(rag, b"{{ c }}", "{name}");
+    }
+    // One alone, and none.
+    for (name, keys, files) in [("one", &keys[..1], 4), ("none", &[], 3)] {
+        let source = tiny_with(&path(&format!("{name}.gguf")), keys);
+        write_dense(Job::new(&source, &path(name)), Float::F32).unwrap();
+        let found = listing(&path(name));
+        assert_eq!((found.len(), found.contains(&"chat_template.jinja".to_owned())), (files, files == 4), "{found:?}");
+    }
+    // A name that leads elsewhere.
+    let source = tiny_with(&path("odd.gguf"), &[("tokenizer.chat_template.../../x", text("{{ d }}"))]);
+    let refused = text_of(write_dense(Job::new(&source, &path("odd")), Float::F32));
+    assert_names(&refused, &["odd.gguf", "`tokenizer.chat_template.../../x`", "letters, digits"]);
+    assert!(!path("odd").exists());
 }
