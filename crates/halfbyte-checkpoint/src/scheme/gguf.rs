@@ -3,6 +3,7 @@
 
 use super::{Description, Scheme, StoredFormat, StoredModule, StoredWeight, Weights};
 use crate::checkpoint::TensorInfo;
+use crate::config::read_object;
 use crate::error::{Error, Result};
 use crate::folder::converted;
 use crate::gguf::{
@@ -88,6 +89,40 @@ fn block_of(format: WeightFormat) -> GgmlType {
     }
 }
 
+/// End tokens that a file has places for: of a text, a turn and a message.
+const MOST_ENDS: usize = 3;
+
+/// Adds the tokens that settings of generation name to those of a config: ends that it has not, and a beginning where it has none.
+/// Errors: what is no JSON object; more ends than a file holds.
+fn add_tokens(config: &mut Map<String, Value>, file: &Path) -> Result<()> {
+    const EOS: &str = "eos_token_id";
+    let Some(settings) = read_object(file)? else { return Ok(()) };
+    let list = |fields: &Map<String, Value>, field: &str| match fields.get(field) {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(list)) => list.clone(),
+        Some(one) => vec![one.clone()],
+    };
+    let mut ends = list(config, EOS);
+    let before = ends.len();
+    for id in list(&settings, EOS) {
+        if !ends.contains(&id) {
+            ends.push(id);
+        }
+    }
+    if ends.len() > before {
+        if ends.len() > MOST_ENDS {
+            let expected = format!("at most {MOST_ENDS} end tokens in config.json and generation_config.json together");
+            return Err(Error::invalid("write GGUF", expected, format!("`{EOS}` {}", Value::Array(ends))));
+        }
+        config.insert(EOS.into(), ends.into());
+    }
+    const BOS: &str = "bos_token_id";
+    if let (true, Some(first)) = (list(config, BOS).is_empty(), list(&settings, BOS).first()) {
+        config.insert(BOS.into(), first.clone());
+    }
+    Ok(())
+}
+
 /// Writes a GGUF file.
 pub(crate) struct GgufForm {
     config: Map<String, Value>,
@@ -103,9 +138,12 @@ pub(crate) struct GgufForm {
 const MOST_VALUES: usize = 1 << 22;
 
 impl GgufForm {
-    /// Errors: no config or tokenizer; what GGUF cannot say of them.
+    /// Errors: no config or tokenizer; what GGUF cannot say of them, or of the tokens in settings of generation.
     pub fn new(source: &Weights) -> Result<Self> {
-        let config = source.model_config()?;
+        let mut config = source.model_config()?;
+        if source.own_config()?.is_none() {
+            add_tokens(&mut config, &source.folder().join("generation_config.json"))?;
+        }
         let tokenizer = match source.own_tokenizer()? {
             Some(tokenizer) => tokenizer,
             None => {

@@ -372,3 +372,47 @@ fn templates_of_a_file_are_files_of_a_folder() {
     assert_names(&refused, &["odd.gguf", "`tokenizer.chat_template.../../x`", "letters, digits"]);
     assert!(!path("odd").exists());
 }
+
+#[test]
+fn end_tokens_in_settings_of_generation_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::create_dir(path("in")).unwrap();
+    for name in listing(&model()).iter().filter(|name| name.contains("model") || name.contains("tokenizer")) {
+        std::fs::copy(model().join(name), path("in").join(name)).unwrap();
+    }
+    // Those of config.json, of generation_config.json, and of the file.
+    let change = |name: &str, ids: Value, settings: Value| {
+        let mut config = model_config();
+        config.insert("eos_token_id".into(), ids);
+        config.remove("bos_token_id");
+        std::fs::write(path("in/config.json"), Value::Object(config).to_string()).unwrap();
+        std::fs::write(path("in/generation_config.json"), settings.to_string()).unwrap();
+        let conversion =
+            Conversion { target: Target::Gguf, bits: None, group: None, channel_scale: None, requantize: false };
+        convert(Job::new(&Weights::open(path("in")).unwrap(), &path(name)), conversion)
+    };
+    let cases = [
+        (json!(0), json!({"eos_token_id": [1, 0, 2], "bos_token_id": 3}), json!([0, 1, 2]), json!(3)),
+        (json!(0), json!({"eos_token_id": 1}), json!([0, 1]), Value::Null),
+        (Value::Null, json!({"eos_token_id": 2, "bos_token_id": [4]}), json!(2), json!(4)),
+        (json!([2, 1]), json!({"eos_token_id": null}), json!([2, 1]), Value::Null),
+    ];
+    for (i, (ids, settings, ends, begin)) in cases.into_iter().enumerate() {
+        let name = format!("{i}.gguf");
+        change(&name, ids, settings).unwrap();
+        let config = Weights::open(path(&name)).unwrap().own_config().unwrap().unwrap();
+        assert_eq!(config["eos_token_id"], ends, "{name}");
+        assert_eq!(config.get("bos_token_id").unwrap_or(&Value::Null), &begin, "{name}");
+    }
+    // More than the format has places for, what is no token, and what is no object.
+    let refused = |settings: Value| text_of(change("refused.gguf", json!(0), settings));
+    assert_names(
+        &refused(json!({"eos_token_id": [1, 2, 3]})),
+        &["eos_token_id", "at most 3", "generation_config.json", "[0,1,2,3]"],
+    );
+    assert_names(&refused(json!({"eos_token_id": [4096]})), &["eos_token_id", "below 4096"]);
+    assert_names(&refused(json!({"eos_token_id": "end"})), &["eos_token_id", "end"]);
+    assert_names(&refused(json!([])), &["generation_config.json", "expected a JSON object"]);
+    assert!(!path("refused.gguf").exists());
+}
