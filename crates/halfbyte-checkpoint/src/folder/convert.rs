@@ -1,5 +1,6 @@
 //! A model in another form of files: the same numbers, or a refusal.
 
+use super::part::refuse_part;
 use super::quantized::{Quantization, write_model};
 use super::{Job, Linear, Written, linears};
 use crate::error::{Error, Result};
@@ -45,6 +46,7 @@ pub struct Converted {
 pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
     let Conversion { target, bits, group, channel_scale, requantize } = conversion;
     let source = job.source;
+    refuse_part("convert a model", source)?;
     // None: the module is dense, or becomes so. Error: why the form has no format for it.
     let choose = |module: &Linear<'_>| -> Option<std::result::Result<WeightFormat, String>> {
         let format = match module.source? {

@@ -1,5 +1,6 @@
 //! Writing the dense model that a checkpoint stands for.
 
+use super::part::refuse_part;
 use super::staging::Staging;
 use super::{Job, Step, Written, complete, dense_config, linears, owners, write_steps};
 use crate::contents::odd_values;
@@ -18,6 +19,7 @@ use serde_json::Value;
 /// with the tensor's name; otherwise as [`super::write_model`].
 pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
     let source = job.source;
+    refuse_part("make a model dense", source)?;
     let checkpoint = source.checkpoint();
     let mut config = dense_config(source)?;
     set_dtype(&mut config, dtype);

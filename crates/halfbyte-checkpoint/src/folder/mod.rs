@@ -77,6 +77,7 @@ impl std::fmt::Debug for Job<'_> {
 /// Finds out before long work whether a model can be written there in this form: makes the temporary folder and removes it.
 /// Errors: those with which [`write_model`] would begin.
 pub fn check_target(source: &Weights, target: &Path, form: Target, overwrite: bool) -> Result<()> {
+    part::refuse_part("write a model", source)?;
     match form {
         Target::Gguf => Staging::create_for_file(target, overwrite, source, GGUF_FILE).map(drop),
         _ => Staging::create(target, overwrite, source.folder()).map(drop),

@@ -77,9 +77,7 @@ enum Task<'a> {
 /// that are not there; otherwise as [`super::write_model`]. After an error nothing is left.
 pub fn write_part(mut job: Job<'_>, part: &Part, cut: &dyn Fn(&str) -> Option<Cut>) -> Result<Written> {
     let source = job.source;
-    if source.part()?.is_some() {
-        return Err(Error::invalid("cut a model for ranks", "a whole model", "the part of a rank"));
-    }
+    refuse_part("cut a model for ranks", source)?;
     let checkpoint = source.checkpoint();
     let mut config = dense_config(source)?;
     let modules = linears(source)?;
@@ -182,6 +180,16 @@ pub fn write_part(mut job: Job<'_>, part: &Part, cut: &dyn Fn(&str) -> Option<Cu
     config.insert(FIELD.into(), json!({ "rank": rank, "size": size, "model": model }));
     let path = complete(&job, staging, config)?;
     Ok(Written { path, tensor_bytes: written.tensor_bytes, quantized: quantized.len(), findings })
+}
+
+/// Error: the source is the part of a rank, whose tensors are not those that its config tells of.
+pub(super) fn refuse_part(op: &'static str, source: &Weights) -> Result<()> {
+    match source.part()? {
+        None => Ok(()),
+        Some(Part { rank, size, .. }) => {
+            Err(Error::invalid(op, "a whole model", format!("the part of rank {rank} of {size}: give the whole model")))
+        }
+    }
 }
 
 /// The groups that a part of a quantised module has.

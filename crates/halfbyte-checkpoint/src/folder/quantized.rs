@@ -1,6 +1,7 @@
 //! Writing a quantised model.
 
 use super::dense::{converted, floats_of};
+use super::part::refuse_part;
 use super::staging::Staging;
 use super::{HEAD, Job, Linear, Step, Written, complete, dense_config, linears, owners, write_steps};
 use crate::checkpoint::Checkpoint;
@@ -62,13 +63,14 @@ enum Task<'a> {
 /// Writes a model in which some modules are quantised.
 ///
 /// What is written is complete: weights, config with a `quantization_config`, tokenizer. Memory holds one module at a
-/// time. *Errors:* no module chosen (GGUF files can do without), a module that the form cannot hold, a quantised tensor of
-/// another format than was chosen; whatever `quantize` refuses, with the module's name; [`Error::Cancelled`]; a target
-/// that may not be replaced. After an error nothing is left.
+/// time. *Errors:* a source that is the part of a rank; no module chosen (GGUF files can do without), a module that the form
+/// cannot hold, a quantised tensor of another format than was chosen; whatever `quantize` refuses, with the module's name;
+/// [`Error::Cancelled`]; a target that may not be replaced. After an error nothing is left.
 pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<Written> {
     const OP: &str = "quantise a model";
     let Quantization { target, format: choose, quantize, dense: replace, untied } = quantization;
     let source = job.source;
+    refuse_part(OP, source)?;
     let checkpoint = source.checkpoint();
     let mut config = dense_config(source)?;
 

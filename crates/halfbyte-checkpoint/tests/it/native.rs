@@ -5,10 +5,11 @@ use half::f16;
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::dequantize;
 use halfbyte::{Float, Format, Group, QTensor, StoredTensor, WeightFormat, Zero, Zeros};
+use halfbyte_checkpoint::folder::check_target;
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
     Conversion, Cut, GptqVersion, Job, LinearWeight, Part, Quantization, QuantizationConfig, Target, Weights, convert,
-    inspect, verify, write_model, write_part,
+    inspect, verify, write_dense, write_model, write_part,
 };
 use std::path::Path;
 
@@ -171,7 +172,6 @@ fn labels_that_contradict_the_tensors_are_found_and_the_tensors_read() {
     }
 }
 
-/// A module with one lie each: errors name the tensor and what was expected, and nothing panics.
 #[test]
 fn a_part_of_every_format_has_the_numbers_of_the_whole() {
     let (dir, mut random_cuts) = (tempfile::tempdir().unwrap(), Random(7));
@@ -202,6 +202,39 @@ fn a_part_of_every_format_has_the_numbers_of_the_whole() {
     assert!(not_full > 10, "{not_full}");
 }
 
+#[test]
+fn a_part_is_looked_at_and_made_into_nothing_else() {
+    let (dir, weight) = (tempfile::tempdir().unwrap(), format("w4a16-g32"));
+    let path = |name: &str| dir.path().join(name);
+    write(&path("whole"), &[false, true].map(|act_order| random(1, weight, SHAPE, act_order)), Target::Native).unwrap();
+    let (whole, part) = (Weights::open(path("whole")).unwrap(), Part { rank: 1, size: 3, model: "m".to_owned() });
+    write_part(Job::new(&whole, &path("part")), &part, &|_| None).unwrap();
+    let (source, to) = (Weights::open(path("part")).unwrap(), path("to"));
+    let quantization = Quantization {
+        target: Target::Native,
+        format: &mut |_| Some(weight),
+        quantize: &mut |_, _, _| Ok(random(1, weight, SHAPE, false)),
+        dense: &mut |_| None,
+        untied: None,
+    };
+    let conversion =
+        Conversion { target: Target::Native, bits: None, group: None, channel_scale: None, requantize: false };
+    let refusals = [
+        text_of(write_model(Job::new(&source, &to), quantization)),
+        text_of(write_dense(Job::new(&source, &to), Float::F32)),
+        text_of(convert(Job::new(&source, &to), conversion)),
+        text_of(write_part(Job::new(&source, &to), &part, &|_| None)),
+        text_of(check_target(&source, &to, Target::Native, false)),
+    ];
+    for refusal in refusals {
+        assert_names(&refusal, &["expected a whole model", "the part of rank 1 of 3", "give the whole model"]);
+    }
+    assert!(!to.exists());
+    assert_eq!(inspect(&source).unwrap().findings, []);
+    assert!(verify(&whole, &source, &mut |_, _, _| true).unwrap().equal());
+}
+
+/// A module with one lie each: errors name the tensor and what was expected, and nothing panics.
 #[test]
 fn modules_that_lie_are_errors_that_say_where() {
     let i64s = |name: &str, values: &[i64]| tensor(&format!("m.{name}"), DType::I64, &[values.len()], values);
