@@ -14,9 +14,9 @@ use halfbyte::{Float, Floats, Group, QTensor, WeightFormat, Zero, format::refere
 pub struct Conversion {
     /// The form of the files.
     pub target: Target,
-    /// Bits a code; None: as they are, or as the form has them.
+    /// Bits a code, which the form must have; None: as they are, or as the form has them.
     pub bits: Option<u32>,
-    /// Groups along k; None: as they are, or as the form has them.
+    /// Groups along k, which the form must have; None: as they are, or as the form has them.
     pub group: Option<Group>,
     /// Scales on two levels: those of groups as whole multiples of one scale a channel, of this type. None: as they are, or as
     /// the form has them.
@@ -41,7 +41,7 @@ pub struct Converted {
 /// [`Conversion::requantize`] allows otherwise. Embeddings become dense where the form has no quantised ones, heads where
 /// it has none of their format.
 ///
-/// *Errors:* a source in which nothing is quantised (for GGUF it may be dense); a module whose numbers the form cannot hold, with the first of them;
+/// *Errors:* a source in which nothing is quantised (for GGUF it may be dense); bits or groups that were asked for and that the form has not; a module whose numbers the form cannot hold, with the first of them;
 /// otherwise as [`write_model`]. After an error nothing is left.
 pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
     let Conversion { target, bits, group, channel_scale, requantize } = conversion;
@@ -67,9 +67,17 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
             None => wanted,
             Some(_) => WeightFormat { scale: Float::F32, channel_scale, ..wanted },
         };
-        let nearest = target.nearest(wanted, module.shape).and_then(|nearest| match channel_scale {
-            Some(_) if nearest.channel_scale.is_none() => Err("its scales have one level, not two".to_owned()),
-            _ => Ok(nearest),
+        let nearest = target.nearest(wanted, module.shape).and_then(|nearest| {
+            // What was asked for is there or refused.
+            let asked =
+                WeightFormat { bits: bits.unwrap_or(nearest.bits), group: group.unwrap_or(nearest.group), ..nearest };
+            if asked != nearest {
+                target.check(asked, module.shape)?;
+            }
+            match channel_scale {
+                Some(_) if asked.channel_scale.is_none() => Err("its scales have one level, not two".to_owned()),
+                _ => Ok(asked),
+            }
         });
         // Only GGUF has quantised embeddings; a head is one product among others if it fits as it is.
         let fits = nearest.as_ref() == Ok(&wanted);

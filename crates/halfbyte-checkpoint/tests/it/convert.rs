@@ -353,3 +353,43 @@ fn a_file_of_autoawq_comes_back_byte_by_byte() {
         assert_eq!(before.checkpoint().bytes(&name).unwrap(), after.checkpoint().bytes(&name).unwrap(), "{part}");
     }
 }
+
+#[test]
+fn bits_and_groups_that_are_asked_for_are_there_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    write(&path("four"), V1, format("w4a16-g32"), 0..=0);
+    write(&path("three"), V1, format("w3a16-g128-asym"), 1..=8);
+    let before = listing(dir.path());
+    let asked = |from: &str, to: &str, target, bits, group| {
+        let conversion = Conversion { target, bits, group, channel_scale: None, requantize: true };
+        convert(Job::new(&Weights::open(path(from)).unwrap(), &path(to)), conversion)
+    };
+    let group = Some(Group::Size(128));
+    let first = "model.layers.0.q_proj";
+    for (target, bits, group, parts) in [
+        (Target::Gguf, None, group, ["gguf cannot hold", "it has groups of 32, not groups of 128"]),
+        (Target::Gguf, Some(3), None, ["gguf cannot hold", "its codes have 4 bits, not 3"]),
+        (Target::Awq, Some(8), None, ["awq cannot hold", "its codes have 4 bits, not 8"]),
+        (Target::Onnx, Some(3), group, ["onnx cannot hold", "its codes have 4 bits, not 3"]),
+    ] {
+        let refused = text_of(asked("four", "to", target, bits, group));
+        assert_names(&refused, &[first, parts[0], parts[1]]);
+    }
+    assert_eq!(listing(dir.path()), before);
+    // As a model is refused that is quantised so.
+    let eight = WeightFormat { bits: 8, ..format("w4a16-g32") };
+    let quantization = Quantization {
+        target: Target::Awq,
+        format: &mut |module| module.in_block().then_some(eight),
+        quantize: &mut |_, _, _| unreachable!("it is refused before"),
+        dense: &mut |_| None,
+        untied: None,
+    };
+    let quantized = text_of(write_model(Job::new(&Weights::open(path("four")).unwrap(), &path("to")), quantization));
+    assert_eq!(quantized, text_of(asked("four", "to", Target::Awq, Some(8), None)));
+    // What was not asked for is the nearest.
+    asked("three", "nearest", Target::Onnx, None, group).unwrap();
+    let read = read(&path("nearest"));
+    assert!(read.iter().all(|q| (q.format().bits, q.format().group) == (4, Group::Size(128))));
+}
