@@ -4,10 +4,11 @@ use super::part::refuse_part;
 use super::quantized::{Quantization, write_model};
 use super::{Job, Linear, Written, linears};
 use crate::error::{Error, Result};
-use crate::scheme::{LinearWeight, StoredFormat};
+use crate::scheme::{LinearWeight, StoredFormat, Weights};
 use crate::target::{Target, unrepresentable};
 use halfbyte::quantize::{Rtn, SymmetricScale, rtn};
 use halfbyte::{Float, Floats, Group, QTensor, WeightFormat, Zero, format::reference};
+use std::collections::HashMap;
 
 /// What a model is converted to.
 #[derive(Clone, Copy, Debug)]
@@ -35,26 +36,31 @@ pub struct Converted {
     pub written: Written,
     /// Modules that were rounded again, each with what did not fit.
     pub requantized: Vec<(String, String)>,
+    /// Modules that are quantised in the source and dense here: embeddings and heads for which the form has no format.
+    pub made_dense: Vec<String>,
 }
 
 /// Writes a quantised model in another form. Every weight stands for exactly the number that it stood for, unless
 /// [`Conversion::requantize`] allows otherwise. Embeddings become dense where the form has no quantised ones, heads where
-/// it has none of their format.
+/// it has none of their format, in GGUF where its blocks do not have their numbers: see [`Converted::made_dense`].
 ///
-/// *Errors:* a source in which nothing is quantised (for GGUF it may be dense); bits or groups that were asked for and that the form has not; a module whose numbers the form cannot hold, with the first of them;
-/// otherwise as [`write_model`]. After an error nothing is left.
+/// *Errors:* a source in which nothing is quantised (for GGUF it may be dense), or that is the part of a rank; bits or groups that
+/// were asked for and that the form has not; a module whose numbers the form cannot hold, with the first of them; otherwise as
+/// [`write_model`]. After an error nothing is left.
 pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
     let Conversion { target, bits, group, channel_scale, requantize } = conversion;
     let source = job.source;
     refuse_part("convert a model", source)?;
-    // None: the module is dense, or becomes so. Error: why the form has no format for it.
-    let choose = |module: &Linear<'_>| -> Option<std::result::Result<WeightFormat, String>> {
-        let format = match module.source? {
-            StoredFormat::Codes(format) => format,
-            StoredFormat::Floats { name, .. } if !requantize => {
-                return Some(Err(format!("its codes, {name}, stand for values that no other form holds exactly")));
+    // None: the module is dense, or becomes so. Errors: the form has no format for it; it cannot be read.
+    let choose = |module: &Linear<'_>| -> Result<Option<WeightFormat>> {
+        let refuse = unrepresentable(module.name, target.name());
+        let format = match module.source {
+            None => return Ok(None),
+            Some(StoredFormat::Codes(format)) => format,
+            Some(StoredFormat::Floats { name, .. }) if !requantize => {
+                return Err(refuse(format!("its codes, {name}, stand for values that no other form holds exactly")));
             }
-            StoredFormat::Floats { bits, block, .. } => WeightFormat {
+            Some(StoredFormat::Floats { bits, block, .. }) => WeightFormat {
                 bits,
                 group: Group::Size(block),
                 zero: Zero::Integer,
@@ -79,28 +85,30 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
                 _ => Ok(asked),
             }
         });
-        // Only GGUF has quantised embeddings; a head is one product among others if it fits as it is.
-        let fits = nearest.as_ref() == Ok(&wanted);
-        match target {
-            Target::Gguf => (fits || !(module.is_embedding() || module.is_head())).then_some(nearest),
-            _ if module.is_embedding() => None,
-            _ => (fits || !module.is_head()).then_some(nearest),
-        }
+        // Only GGUF has quantised embeddings; a head is one product among others if it fits as it is, or GGUF's blocks have its
+        // numbers.
+        let stays = match (&nearest, target) {
+            (Ok(nearest), _) if *nearest == wanted => target == Target::Gguf || !module.is_embedding(),
+            (Ok(nearest), Target::Gguf) if module.is_head() => is_exact(source, module.name, *nearest)?,
+            _ => !(module.is_embedding() || module.is_head()),
+        };
+        stays.then_some(nearest).transpose().map_err(refuse)
     };
-    let mut quantised = 0;
+    let (mut formats, mut made_dense) = (HashMap::new(), Vec::new());
     for module in linears(source)? {
-        if let Some(format) = choose(&module) {
-            format.map_err(unrepresentable(module.name, target.name()))?;
-            quantised += 1;
+        if let Some(format) = choose(&module)? {
+            formats.insert(module.name, format);
+        } else if module.source.is_some() {
+            made_dense.push(module.name.to_owned());
         }
     }
-    if quantised == 0 && target != Target::Gguf {
+    if formats.is_empty() && target != Target::Gguf {
         return Err(Error::invalid("convert", "a model with quantised layers", "none"));
     }
     let (mut requantized, mut refused) = (Vec::new(), None);
     let quantization = Quantization {
         target,
-        format: &mut |module| choose(module)?.ok(),
+        format: &mut |module| formats.get(module.name).copied(),
         quantize: &mut |module, weight, format| {
             let q = match weight {
                 LinearWeight::Quantized(q) => q,
@@ -128,7 +136,17 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
         Some((module, reason)) => unrepresentable(&module, target.name())(reason),
         None => error,
     })?;
-    Ok(Converted { written, requantized })
+    Ok(Converted { written, requantized, made_dense })
+}
+
+/// Whether a format has exactly the numbers of a module.
+fn is_exact(source: &Weights, name: &str, format: WeightFormat) -> Result<bool> {
+    let is_exact = match source.load_linear(name)?.weight {
+        LinearWeight::Quantized(q) => q.group_index().is_none() && q.express(format).is_ok(),
+        LinearWeight::Dense { .. } => false,
+    };
+    source.release(name);
+    Ok(is_exact)
 }
 
 /// What the tensor stands for, rounded to nearest in another format.

@@ -6,8 +6,8 @@ use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Float, Format, Group, QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
-    Checkpoint, Conversion, Error, GptqVersion, Job, LinearWeight, ModuleKind, Quantization, Target, Verification,
-    Weights, convert, verify, write_dense, write_model,
+    Checkpoint, Conversion, Error, GptqVersion, Job, LinearWeight, ModuleKind, Quantization, Target, Untied,
+    Verification, Weights, convert, verify, write_dense, write_model,
 };
 use std::path::Path;
 
@@ -392,4 +392,40 @@ fn bits_and_groups_that_are_asked_for_are_there_or_refused() {
     asked("three", "nearest", Target::Onnx, None, group).unwrap();
     let read = read(&path("nearest"));
     assert!(read.iter().all(|q| (q.format().bits, q.format().group) == (4, Group::Size(128))));
+}
+
+#[test]
+fn modules_that_become_dense_are_told_and_heads_of_whole_blocks_do_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let source = Weights::open(crate::support::model()).unwrap();
+    let change = |from: &Path, to: &str, target| {
+        let conversion = Conversion { target, bits: None, group: None, channel_scale: None, requantize: false };
+        convert(Job::new(&Weights::open(from).unwrap(), &path(to)), conversion).unwrap().made_dense
+    };
+    // Codes with zero points have no blocks of 8 bits.
+    for (head, blocks) in [("w8a16-g128", "Q8_0"), ("w4a16", "Q4_0"), ("w8a16-g128-asym", "F32")] {
+        let (layers, head_format) = (format("w4a16-g128"), format(head));
+        let quantization = Quantization {
+            target: Target::CompressedTensors,
+            format: &mut |module| module.in_block().then_some(layers),
+            quantize: &mut |_, weight, format| match weight {
+                LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, Rtn::default()),
+                LinearWeight::Quantized(_) => unreachable!("the model is dense"),
+            },
+            dense: &mut |_| None,
+            untied: Some(Untied { embedding: "model.embed_tokens", format: head_format }),
+        };
+        write_model(Job::new(&source, &path(head)), quantization).unwrap();
+        let file = format!("{head}.gguf");
+        let made_dense = change(&path(head), &file, Target::Gguf);
+        let gguf = Weights::open(path(&file)).unwrap();
+        assert_eq!(gguf.checkpoint().info("lm_head.weight").unwrap().dtype.name(), blocks, "{head}");
+        assert_eq!(made_dense.is_empty(), blocks != "F32", "{head}");
+        assert!(made_dense.iter().all(|name| name == "lm_head"), "{made_dense:?}");
+        assert!(compare(&path(head), &path(&file)).equal(), "{head}");
+    }
+    assert_eq!(change(&path("w4a16.gguf"), "same.gguf", Target::Gguf), [""; 0]);
+    // The embedding of a GGUF file.
+    assert_eq!(change(&testdata("gguf/tiny_llama.gguf"), "native", Target::Native), ["model.embed_tokens"]);
 }
