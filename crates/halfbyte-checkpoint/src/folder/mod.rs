@@ -17,6 +17,7 @@ pub(crate) use dense::converted;
 pub use dense::write_dense;
 pub use part::{Part, write_part};
 pub use quantized::{Quantization, Sizes, Untied, sizes, write_model};
+pub(crate) use replaceable::{TEMPLATES, is_template};
 pub use replacement::{Replacement, refuse_input};
 
 use crate::checkpoint::Checkpoint;

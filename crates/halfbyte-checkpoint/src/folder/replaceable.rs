@@ -30,7 +30,7 @@ const SIDE_FILES: &[&str] = &[
 ];
 
 /// The folder of further templates of conversations, the only folder that a model has in it.
-pub(super) const TEMPLATES: &str = "additional_chat_templates";
+pub(crate) const TEMPLATES: &str = "additional_chat_templates";
 
 /// Configs and weights, as this crate and Hugging Face's tools name them.
 const OWN_FILES: &[&str] = &[
@@ -54,7 +54,7 @@ pub(super) fn is_side_file(name: &str) -> bool {
 }
 
 /// Whether a file of this name in [`TEMPLATES`] is a template.
-pub(super) fn is_template(name: &str) -> bool {
+pub(crate) fn is_template(name: &str) -> bool {
     name.ends_with(".jinja") && !name.starts_with('.')
 }
 

@@ -133,12 +133,12 @@ impl Staging {
         sync_dir(&folder)
     }
 
-    /// Writes the templates that the source has in its own file.
+    /// Writes the templates of a source that has them in its own file.
     pub fn write_templates(&self, source: &Weights) -> Result<()> {
         if let Some(template) = source.chat_template()? {
             files::write_synced(&self.path.join("chat_template.jinja"), template.as_bytes())?;
         }
-        let templates = source.own_templates()?;
+        let templates = source.named_templates()?;
         if templates.is_empty() {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! GGUF's blocks, see [`crate::gguf`]: codes and scales of a matrix in one tensor, `weight`. Beside blocks of NVFP4 `scale` may be a
 //! number by which all of them are multiplied; `input_scale` is of activations, which are not quantised here.
 
+use super::template::KEY;
 use super::{Description, Scheme, StoredFormat, StoredModule, StoredWeight, Weights};
 use crate::checkpoint::TensorInfo;
 use crate::config::read_object;
@@ -128,6 +129,8 @@ pub(crate) struct GgufForm {
     config: Map<String, Value>,
     tokenizer: Value,
     chat_template: Option<String>,
+    /// Further ones, by their names.
+    named_templates: Vec<(String, String)>,
     head_dim: usize,
     /// Whether rows of q and k lie in pairs.
     paired_rows: bool,
@@ -152,7 +155,7 @@ impl GgufForm {
                     .map_err(|e| Error::malformed(&file, format!("expected JSON: {e}")))?
             }
         };
-        let chat_template = source.chat_template()?;
+        let (chat_template, named_templates) = (source.chat_template()?, source.named_templates()?);
         // Before any work: what the metadata cannot say, whatever the type of the matrices.
         metadata_from(&config, &tokenizer, GgmlType::F16, chat_template.as_deref())?;
         let factors = rope_factors(&config)?;
@@ -166,7 +169,15 @@ impl GgufForm {
         });
         let head_dim = gguf::head_dim(&config)?;
         let paired_rows = architecture_of(&config)?.rows == gguf::Rows::Paired;
-        Ok(Self { config, tokenizer, chat_template, head_dim, paired_rows, extra: extra.into_iter().collect() })
+        Ok(Self {
+            config,
+            tokenizer,
+            chat_template,
+            named_templates,
+            head_dim,
+            paired_rows,
+            extra: extra.into_iter().collect(),
+        })
     }
 
     fn name(hf: &str) -> Result<String> {
@@ -252,7 +263,14 @@ impl Form for GgufForm {
         });
         let template = self.chat_template.as_deref();
         let file_type = file_type.unwrap_or(GgmlType::F16);
-        let metadata = metadata_from(&self.config, &self.tokenizer, file_type, template)?;
+        let mut metadata = metadata_from(&self.config, &self.tokenizer, file_type, template)?;
+        if !self.named_templates.is_empty() {
+            let names = self.named_templates.iter().map(|(name, _)| name.clone()).collect();
+            metadata.push((format!("{KEY}s"), gguf::Value::Array(gguf::Array::String(names))));
+        }
+        for (name, template) in &self.named_templates {
+            metadata.push((format!("{KEY}.{name}"), gguf::Value::String(template.clone())));
+        }
         gguf::create(dir.join("model.gguf"), &metadata, &specs)
     }
 }
