@@ -85,6 +85,15 @@ pub fn check_target(source: &Weights, target: &Path, form: Target, overwrite: bo
     }
 }
 
+/// Removes the folder of a model: its files, and the templates in a folder of their own. Errors: other folders in it, the system's refusal.
+pub fn remove_model(folder: &Path) -> std::io::Result<()> {
+    let templates = folder.join(TEMPLATES);
+    if templates.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
+        crate::files::remove_folder(&templates)?;
+    }
+    crate::files::remove_folder(folder)
+}
+
 /// How far a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {

@@ -10,6 +10,7 @@
 //! A killed process leaves this folder. The next one that writes the same target finds nobody holding the lock, puts `old`
 //! back if the target is missing, and removes the rest.
 
+use super::remove_model;
 use super::replaceable::{self, TEMPLATES, is_side_file, is_template, is_written_here, is_written_in_templates};
 use crate::error::{Error, Result};
 use crate::files::{self, Lock, OutputFile, sync_dir};
@@ -350,9 +351,8 @@ impl Room {
                 if let Some(name) = names.iter().find(|name| !name.to_str().is_some_and(is_written_in_templates)) {
                     return Err(foreign(templates.join(name)));
                 }
-                files::remove_folder(&templates).map_err(Error::io("remove", &templates))?;
             }
-            files::remove_folder(folder).map_err(Error::io("remove", folder))?;
+            remove_model(folder).map_err(Error::io("remove", folder))?;
         }
         Ok(())
     }

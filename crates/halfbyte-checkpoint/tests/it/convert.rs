@@ -43,7 +43,8 @@ fn random(
     let zeros = match format.zero {
         Zero::Integer => {
             let width = zeros.end() - zeros.start() + 1;
-            Zeros::Integer((0..n * groups).map(|_| (zeros.start() + random.below(width)) as u16).collect())
+            let points = (0..n * groups).map(|_| (zeros.start() + random.below(width)) as u16).collect::<Vec<_>>();
+            Zeros::Integer(if format.group == Group::Tensor { vec![points[0]; n * groups] } else { points })
         }
         _ => Zeros::Symmetric,
     };
@@ -249,7 +250,15 @@ fn what_was_changed_on_the_way_is_written() {
 #[test]
 fn scales_of_every_type_and_reach_go_into_compressed_tensors() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["w4a16-g32-asym-sbf16", "w8a16-sf32", "w8a16-tensor", "w4a16-tensor-sf32", "w3a16-asym"] {
+    for name in [
+        "w4a16-g32-asym-sbf16",
+        "w8a16-sf32",
+        "w8a16-tensor",
+        "w4a16-tensor-sf32",
+        "w4a16-tensor-asym",
+        "w8a16-tensor-asym",
+        "w3a16-asym",
+    ] {
         let (a, b) = (dir.path().join(name), dir.path().join(format!("{name}-2")));
         let format = format(name);
         let weights = write(&a, Target::CompressedTensors, format, 0..=format.max_code() as usize);

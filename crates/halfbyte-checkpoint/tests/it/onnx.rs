@@ -197,11 +197,16 @@ fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2]) -> QTensor {
     let mut random = Random(seed);
     let groups = format.group.count(k);
     let codes = (0..n * k).map(|_| random.below(1 << format.bits) as u8).collect();
-    let scales = (0..n * groups).map(|_| format.scale.round((random.below(2000) + 1) as f32 / 1000.0)).collect();
-    let zeros = match format.zero {
-        Zero::Symmetric => Zeros::Symmetric,
-        _ => Zeros::Integer((0..n * groups).map(|_| random.below(1 << format.bits) as u16).collect()),
-    };
+    let whole = format.group == Group::Tensor;
+    let mut scales: Vec<f32> =
+        (0..n * groups).map(|_| format.scale.round((random.below(2000) + 1) as f32 / 1000.0)).collect();
+    let mut points: Vec<u16> = (0..n * groups).map(|_| random.below(1 << format.bits) as u16).collect();
+    if whole {
+        let (scale, point) = (scales[0], points[0]);
+        scales.fill(scale);
+        points.fill(point);
+    }
+    let zeros = if format.zero == Zero::Symmetric { Zeros::Symmetric } else { Zeros::Integer(points) };
     QTensor::new(format, [n, k], codes, scales, zeros, None).unwrap()
 }
 

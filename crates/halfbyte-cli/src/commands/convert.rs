@@ -10,7 +10,7 @@ use crate::progress::{Progress, Unit};
 use crate::text::bytes;
 use clap::ValueEnum;
 use halfbyte::{Float, Group};
-use halfbyte_checkpoint::folder::check_target;
+use halfbyte_checkpoint::folder::{check_target, remove_model};
 use halfbyte_checkpoint::{
     Conversion, Error as CheckpointError, Hint, Job, Part, Target, Weights, convert, files, write_part,
 };
@@ -68,6 +68,8 @@ struct Converted {
     modules: usize,
     /// Those of them that were rounded again.
     requantized: Vec<Requantized>,
+    /// Modules that were quantised and are dense here, since the form has no such embeddings or heads.
+    made_dense: Vec<String>,
     seconds: f64,
 }
 
@@ -111,6 +113,7 @@ fn to_form(args: &Args, form: FormArg, app: &App) -> Result<()> {
         bytes_after: converted.written.tensor_bytes,
         modules: converted.written.quantized,
         requantized: converted.requantized.into_iter().map(|(module, reason)| Requantized { module, reason }).collect(),
+        made_dense: converted.made_dense,
         seconds: begun.elapsed().as_secs_f64(),
     };
     app.result(&result, human)
@@ -245,7 +248,7 @@ impl Staged {
         };
         files::create_dirs(output).map_err(refuse("create", output))?;
         for place in places {
-            files::remove_folder(place).map_err(refuse("remove", place))?;
+            remove_model(place).map_err(refuse("remove", place))?;
         }
         for rank in 0..self.ranks {
             let place = output.join(Part::folder(rank));
@@ -259,7 +262,7 @@ impl Drop for Staged {
     fn drop(&mut self) {
         // What cannot be removed is replaced by the next run on this output.
         for rank in 0..self.ranks {
-            let _ = files::remove_folder(&self.place(rank));
+            let _ = remove_model(&self.place(rank));
         }
         let _ = files::remove_dir(&self.folder);
     }
@@ -277,6 +280,9 @@ fn human(r: &Converted) -> String {
         bytes(r.bytes_after),
         r.seconds
     );
+    if !r.made_dense.is_empty() {
+        out += &format!("dense now, since the form has no such codes: {}\n", escaped(&r.made_dense.join(", ")));
+    }
     if let Some(first) = r.requantized.first() {
         out += &format!(
             "{} layers were rounded again; the first: `{}`: {}\n",

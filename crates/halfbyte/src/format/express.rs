@@ -65,9 +65,6 @@ impl QTensor {
                 codes.push(moved as u8);
             }
         }
-        if target.group == Group::Tensor && scales.iter().any(|&s| s != scales[0]) {
-            return Err(Error::invalid(OP, "one scale for the whole tensor", "several"));
-        }
         let zeros = match target.zero {
             Zero::Symmetric => Zeros::Symmetric,
             Zero::Integer => Zeros::Integer(points),

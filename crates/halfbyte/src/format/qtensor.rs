@@ -94,6 +94,16 @@ impl QTensor {
             }
             (got, want) => return Err(Error::invalid(OP, want.to_string(), zeros_name(got))),
         }
+        if format.group == Group::Tensor {
+            let alike = match &zeros {
+                Zeros::Symmetric => true,
+                Zeros::Integer(z) => is_one(z),
+                Zeros::Float(o) => is_one(o),
+            };
+            if !alike || !is_one(&scales) {
+                return Err(Error::invalid(OP, "one scale and zero for the whole tensor", "several"));
+            }
+        }
         let group_index = match group_index {
             None => None,
             Some(index) => {
@@ -241,6 +251,11 @@ pub(crate) fn groups(group: Group, k: usize, index: Option<&[u32]>, has_scales: 
     };
     let filled = group.count(k);
     if named > filled && has_scales(named) { named } else { filled }
+}
+
+/// Whether there is one value, however often.
+fn is_one<T: PartialEq>(values: &[T]) -> bool {
+    values.iter().all(|value| *value == values[0])
 }
 
 fn zeros_name(zeros: &Zeros) -> &'static str {

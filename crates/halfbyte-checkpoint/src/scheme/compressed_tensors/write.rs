@@ -37,8 +37,11 @@ impl Form for Writer {
             spec(module, "weight_shape", DType::I64, &[2]),
         ];
         if format.zero != Zero::Symmetric {
-            let rows = if format.group == Group::Tensor { 1 } else { packing.words_of(n) };
-            specs.push(spec(module, "weight_zero_point", DType::I32, &[rows, groups]));
+            // One for the whole tensor is a byte, and not packed.
+            specs.push(match format.group {
+                Group::Tensor => spec(module, "weight_zero_point", DType::I8, &[1]),
+                _ => spec(module, "weight_zero_point", DType::I32, &[packing.words_of(n), groups]),
+            });
         }
         specs
     }
@@ -72,7 +75,10 @@ impl Form for Writer {
         }
         put(bytemuck::cast_slice(&[n as i64, k as i64]))?;
         if let Some(zeros) = zeros {
-            put(bytemuck::cast_slice(&packing.pack_columns(&zeros, [rows, groups])))?;
+            match format.group {
+                Group::Tensor => put(&[zeros.first().map_or(0, |&zero| zero.wrapping_sub(format.middle() as u8))])?,
+                _ => put(bytemuck::cast_slice(&packing.pack_columns(&zeros, [rows, groups])))?,
+            }
         }
         Ok(())
     }

@@ -160,7 +160,8 @@ fn groups_of_any_reach_are_packed_if_no_block_is_parted() {
     let tensor = |bits, group: Group, zero, k: usize| {
         let n = 3;
         let groups = group.count(k);
-        let scales: Vec<f32> = (0..n * groups).map(|i| 0.5 + i as f32).collect();
+        let of = |i: usize| if group == Group::Tensor { 0.5 } else { 0.5 + i as f32 };
+        let scales: Vec<f32> = (0..n * groups).map(of).collect();
         let zeros =
             if zero == Zero::Float { Zeros::Float(scales.iter().map(|s| -s).collect()) } else { Zeros::Symmetric };
         let codes = (0..n * k).map(|i| (i % (1usize << bits)) as u8).collect();
