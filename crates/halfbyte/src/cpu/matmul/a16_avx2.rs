@@ -378,15 +378,18 @@ mod x86 {
         }
     }
 
+    /// By way of memory: the compiler keeps sums there all along if a rolled-up loop indexes them.
     #[inline]
     #[target_feature(enable = "avx2")]
     pub(super) fn add_to<const R: usize, const P: usize>(y: &Sums<R, P>, c: &mut [f32]) {
+        let mut sums = [[[0.0f32; PANEL]; P]; R];
         for r in 0..R {
             for p in 0..P {
-                let out = &mut c[(r * P + p) * PANEL..][..PANEL];
-                let before = load_f32(out);
-                store_f32([0, 1].map(|h| _mm256_add_ps(y[r][p][h], before[h])), out);
+                store_f32(y[r][p], &mut sums[r][p]);
             }
+        }
+        for (c, sum) in c.iter_mut().zip(sums.as_flattened().as_flattened()) {
+            *c += sum;
         }
     }
 
@@ -430,32 +433,39 @@ mod x86 {
 
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn product<const R: usize, const P: usize>(x: &[f32], w: &[f32], c: &mut [f32]) {
+        for (x, w) in x.chunks(RUN * R).zip(w.chunks(RUN * P * PANEL)) {
+            add_run::<R, P>(x, w, c);
+        }
+    }
+
+    /// A function of its own, not inlined, so that the sums stay in registers all through the loop.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma")]
+    fn add_run<const R: usize, const P: usize>(x: &[f32], w: &[f32], c: &mut [f32]) {
         let places = x.len() / R;
         assert!(x.len() == places * R && w.len() == places * P * PANEL && c.len() == R * P * PANEL);
+        let mut y: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
         let (mut x, mut w) = (x.as_ptr(), w.as_ptr());
-        for start in (0..places).step_by(RUN) {
-            let mut y: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
-            for _ in start..(start + RUN).min(places) {
-                let mut weight = [[_mm256_setzero_ps(); 2]; P];
+        for _ in 0..places {
+            let mut weight = [[_mm256_setzero_ps(); 2]; P];
+            for p in 0..P {
+                for h in 0..2 {
+                    // SAFETY: within w, whose length was asserted.
+                    weight[p][h] = unsafe { _mm256_loadu_ps(w.add(p * PANEL + h * 8)) };
+                }
+            }
+            for r in 0..R {
+                // SAFETY: within x, whose length was asserted.
+                let v = _mm256_set1_ps(unsafe { *x.add(r) });
                 for p in 0..P {
                     for h in 0..2 {
-                        // SAFETY: within w, whose length was asserted.
-                        weight[p][h] = unsafe { _mm256_loadu_ps(w.add(p * PANEL + h * 8)) };
+                        y[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], y[r][p][h]);
                     }
                 }
-                for r in 0..R {
-                    // SAFETY: within x, whose length was asserted.
-                    let v = _mm256_set1_ps(unsafe { *x.add(r) });
-                    for p in 0..P {
-                        for h in 0..2 {
-                            y[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], y[r][p][h]);
-                        }
-                    }
-                }
-                x = x.wrapping_add(R);
-                w = w.wrapping_add(P * PANEL);
             }
-            add_to(&y, c);
+            x = x.wrapping_add(R);
+            w = w.wrapping_add(P * PANEL);
         }
+        add_to(&y, c);
     }
 }

@@ -30,7 +30,7 @@ const BLOCK_PLACES: usize = 512;
 
 /// Places whose products tiles add up by themselves before they add that to a sum: in one long sum of like terms roundings add up too, and it
 /// would leave the bound. A multiple of the places of every tile of codes.
-pub(super) const RUN: usize = 64;
+pub(super) const RUN: usize = 96;
 
 /// Below this many elements of x, one thread packs them all.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
