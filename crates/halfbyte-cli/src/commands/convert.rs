@@ -231,7 +231,7 @@ impl Staged {
     fn beside(output: &Path, ranks: usize) -> Result<Self> {
         let output = std::path::absolute(output).map_err(|e| Failure::io("create", output, &e))?;
         let (Some(parent), Some(name)) = (output.parent(), output.file_name()) else {
-            return Err(Failure::usage("the output has no name", path(&output).to_string(), "name a folder"));
+            return Err(Failure::usage("the output has no name", path(&output), "name a folder"));
         };
         Ok(Self { folder: parent.join(format!(".{}.ranks.tmp", name.to_string_lossy())), ranks })
     }
