@@ -52,8 +52,8 @@ fn in_tasks(cpu: &Cpu, items: usize, cost: usize, task: &(dyn Fn(Range<usize>) +
 /// Rows of `row` elements in `len` elements.
 fn rows_of(op: &'static str, len: usize, row: usize) -> Result<usize> {
     match (len, row) {
-        (0, _) => Ok(0),
         (_, 0) => Err(Error::invalid(op, "rows of at least one element", "rows of none")),
+        (0, _) => Ok(0),
         _ if len.is_multiple_of(row) => Ok(len / row),
         _ => Err(Error::invalid(op, format!("whole rows of {row} elements"), format!("{len} elements"))),
     }

@@ -194,8 +194,15 @@ impl Range {
                 let (low, high) = if group.is_empty() { (0.0, 0.0) } else { (low, high) };
                 let middle = (low + high) / 2.0;
                 let half = (high - low) / 2.0 * factor;
-                let zero = round(middle - half);
-                Params { scale: round((middle + half - zero) / max_code), zero }
+                let from = |zero: f32| Params { scale: round((middle + half - zero) / max_code), zero };
+                let nearest = from(round(middle - half));
+                // Rounded up by more than half a step, as that of weights that differ by less than it is exact to, it would lie above
+                // them; the next one below has them all.
+                if nearest.zero - (middle - half) > nearest.scale / 2.0 {
+                    let below = nearest.zero.abs() * (1.5 * format.scale.unit_roundoff()) as f32;
+                    return from(round(nearest.zero - below));
+                }
+                nearest
             }
         }
     }

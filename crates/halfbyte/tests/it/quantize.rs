@@ -37,6 +37,26 @@ fn every_weight_is_within_half_a_step() {
     }
 }
 
+/// Weights that lie close together, far from zero: where the type of offsets has none near the least of them.
+#[test]
+fn weights_far_from_zero_are_within_half_a_step() {
+    let mut random = Random(12);
+    for name in ["w8a16-float-sbf16", "w4a16-float", "w4a16-g32-float", "w2a16-float-sbf16"] {
+        let format = parse(name).weight;
+        for _ in 0..200 {
+            let (middle, apart) = (random.normal() * 100.0, 10f32.powi(-(random.below(7) as i32)));
+            let w: Vec<f32> = random.normals(64).iter().map(|v| middle + v * apart).collect();
+            let q = rtn(Floats::F32(&w), [1, 64], format, Rtn::default()).unwrap();
+            for (j, (&w, got)) in w.iter().zip(reference::dequantize(&q)).enumerate() {
+                let step = f64::from(q.scales()[q.group_of(j)]);
+                let rounding = step * f64::from(format.max_code()) * format.scale.unit_roundoff();
+                let (error, most) = ((got - f64::from(w)).abs(), step / 2.0 + rounding + f64::from(w.abs()) * 1e-6);
+                assert!(error <= most, "{name}, {w} near {middle} ± {apart}: {got}, {error} of {most}");
+            }
+        }
+    }
+}
+
 #[test]
 fn symmetric_scales_follow_their_rule() {
     let w = [0.5f32, -1.0, 0.25, 0.75];

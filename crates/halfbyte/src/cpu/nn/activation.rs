@@ -81,7 +81,7 @@ fn gated<F: GateOf>(
     let rows = rows_of(op, out.len(), inner)?;
     same_length(op, "gate_up", 2 * out.len(), gate_up.len())?;
     let out = DisjointMut::new(out);
-    in_tasks(cpu, rows, 4 * inner, &|range| {
+    in_tasks(cpu, rows, inner.saturating_mul(4), &|range| {
         // SAFETY: ranges of rows are disjoint.
         let out = unsafe { out.range(range.start * inner..range.end * inner) };
         let gate_up = &gate_up[range.start * 2 * inner..range.end * 2 * inner];
