@@ -72,8 +72,9 @@ pub struct Attention<'a> {
 /// where it moves elements by `u` of themselves (f16: 2⁻¹¹, bf16: 2⁻⁸) a score moves by at most `s = u·t` and an output by
 /// `(exp(2s) − 1 + u) · max|v|`; with codes of 8 bits a score by `s = |scale| · Σ|q| · max|k| / 254` and an output by
 /// `(exp(2s) − 1 + 1/254) · max|v|`.
-/// NaN and infinities in a query, or in a key or value that it sees, give NaN in its output and touch no other query's; so do,
-/// in f16, elements beyond 65504.
+/// NaN in a query, or in a key or value that it sees, gives NaN in its output and touches no other query's; so do infinities in
+/// codes of 8 bits. Of others a value leaves infinity or NaN in its element, and a key NaN, unless its score is −∞, which weighs
+/// nothing, or a cap bounds it. In f16 elements beyond 65504 are infinite.
 /// *Errors:* shapes that do not fit, a sequence or positions that the cache does not have, a window of 0, a cap that is not
 /// above 0, a sink that is not finite.
 /// *Source:* online softmax of Milakov and Gimelshein, 2018; tiles as in Dao, "FlashAttention-2", 2023; parts of the

@@ -50,8 +50,8 @@ pub fn gelu_tanh(cpu: &Cpu, x: &mut [f32]) {
 
 /// `out = gate · σ(alpha · gate) · (up + 1)`, of a gate at most `limit` and up from `−limit` to `limit`.
 ///
-/// *Shapes:* as [`swiglu`]. *Accuracy:* relative error ≤ 2⁻²¹, where the result's and the gate's magnitudes are above 10⁻³⁰ and
-/// alpha times the gate is above −87. *Errors:* lengths that do not fit. *Source:* OpenAI, "gpt-oss model card", 2025, and its
+/// *Shapes:* as [`swiglu`]. *Accuracy:* relative error ≤ (8 + |alpha · gate|)·2⁻²⁴, where the result's and the gate's magnitudes are
+/// above 10⁻³⁰ and alpha times the gate is above −87. *Errors:* lengths that do not fit. *Source:* OpenAI, "gpt-oss model card", 2025, and its
 /// published code.
 pub fn clamped_swiglu(
     cpu: &Cpu,
