@@ -96,7 +96,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         (Some(rate), _) => Arrivals::Poisson(rate),
         (None, at_once) => Arrivals::AtOnce(at_once.unwrap_or(1) as usize),
     };
-    let plot = args.plot.as_ref().map(|path| Replacement::create(path, args.overwrite, &[])).transpose()?;
+    let plot = |path: &PathBuf| Replacement::create(path, args.overwrite, &[]);
+    // Before the requests: whether it can be written there. An interrupt meanwhile leaves nothing.
+    args.plot.as_ref().map(plot).transpose()?;
     let requests = requests(args)?;
     let key = std::env::var(KEY).ok();
     let mut target = Target::new(&args.url, key, args.model.clone()).map_err(|why| {
@@ -140,7 +142,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         Arrivals::Poisson(rate) => format!("{rate} requests/s by chance"),
         Arrivals::AtOnce(count) => format!("{count} at once"),
     };
-    if let (Some(mut file), Some(path)) = (plot, &args.plot) {
+    if let Some(path) = &args.plot {
+        let mut file = plot(path)?;
         let title = format!("{}, {arrivals}", model.as_deref().unwrap_or(&args.url));
         let drawn = svg(&title, &report, &outcomes);
         file.write_all(drawn.as_bytes()).map_err(|e| Failure::io("write", path, &e))?;
