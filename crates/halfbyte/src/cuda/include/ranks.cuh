@@ -31,6 +31,8 @@ struct Ranks {
   u32* silent;  // the host's: as `failed`
   u64 capacity;  // words of a place, a multiple of 4
   u32 rank, size;
+  u32 own_gpu;  // no other rank's kernels need room on this GPU
+  u32 padding;
 };
 
 DEV float4 look_at_peer(const float4* p) {

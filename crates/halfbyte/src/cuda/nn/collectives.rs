@@ -44,6 +44,8 @@ parameters! {
         capacity: u64,
         rank: u32,
         size: u32,
+        own_gpu: u32,
+        padding: u32,
     }
 
     /// As in the source.
@@ -147,6 +149,8 @@ enum Way {
 struct Memory {
     mailbox: Mailbox,
     peers: Vec<Option<Peer>>,
+    /// No other thread of this process is a rank on this one's GPU. Processes that share one take turns.
+    own_gpu: bool,
     state: Buffer<u32>,
     silent: HostWords,
 }
@@ -160,10 +164,11 @@ impl Collectives {
             return Err(Error::invalid(OP, expected, format!("{} of rank {rank}", addresses.len())));
         }
         let (context, peers) = (gpu.context(), opened(gpu, rank, addresses)?);
+        let own_gpu = !shared(gpu, &peers);
         let mut state = context.allocate(4)?;
         stream.fill(state.view_mut(), 0)?;
         let (size, silent) = (mailbox.size, HostWords::new(context, 1, 0)?);
-        Ok(Self { rank, size, way: Way::Memory(Memory { mailbox, peers, state, silent }) })
+        Ok(Self { rank, size, way: Way::Memory(Memory { mailbox, peers, own_gpu, state, silent }) })
     }
 
     /// By NCCL. Sums are formed in its order.
@@ -384,7 +389,7 @@ impl Collectives {
         };
         same_length(OP, "addresses", Some(self.size), addresses.len())?;
         let peers = opened(gpu, self.rank, addresses)?;
-        if peers.iter().flatten().any(|peer| peer.is_on(gpu.context())) {
+        if shared(gpu, &peers) {
             return Err(Error::invalid(OP, "a GPU for each thread", "threads that share one"));
         }
         let [failed, silent] = [memory.state.pointer() + 4 * FAILED, memory.silent.pointer()];
@@ -406,6 +411,11 @@ fn opened(gpu: &Gpu, rank: usize, addresses: &[Vec<u8>]) -> Result<Vec<Option<Pe
         if of == rank { Ok(None) } else { Peer::open(gpu.context(), address).map(Some) }
     };
     addresses.iter().enumerate().map(open).collect()
+}
+
+/// Whether another rank of this process is on the same GPU.
+fn shared(gpu: &Gpu, peers: &[Option<Peer>]) -> bool {
+    peers.iter().flatten().any(|peer| peer.is_on(gpu.context()))
 }
 
 /// Places of other ranks, for kernels of all ranks that run side by side. The collectives that it comes from must live as long.
@@ -455,6 +465,8 @@ impl Memory {
             capacity: capacity(self.peers.len()) as u64,
             rank: rank as u32,
             size: self.peers.len() as u32,
+            own_gpu: self.own_gpu.into(),
+            padding: 0,
         }
     }
 }

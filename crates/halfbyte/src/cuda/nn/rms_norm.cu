@@ -15,7 +15,6 @@
 #include "quantize_rows.cuh"
 
 #include "ampere.cuh"
-#include "early_launch.cuh"
 #include "next_norm.cuh"
 #include "ranks.cuh"
 #include "threads_of_row.cuh"
@@ -98,8 +97,8 @@ template <class Threads, class Call> DEV float factor_of_row(const Rows& p, floa
   return 1.0f / sqrtf(warp_sum(of_warps[threadIdx.x % 32]) / float(p.length) + p.eps);
 }
 
-// The norm of a row; `begin` begins the ranks' call.
-template <bool ALONE, bool SHORT, class Begin> DEV void norm_row(const Params& p, Begin&& begin) {
+// The norm of a row; `begin` begins the ranks' call. early: whether the next kernel may start before that is heard.
+template <bool ALONE, bool SHORT, class Begin> DEV void norm_row(const Params& p, bool early, Begin&& begin) {
   using Threads = ThreadsOfRow<ALONE, SHORT>;
   constexpr int THREADS = Threads::ALL, KEPT = Threads::KEPT;
   const Rows& r = p.rows;
@@ -111,13 +110,8 @@ template <bool ALONE, bool SHORT, class Begin> DEV void norm_row(const Params& p
   // The weight is a model's: no kernel before this one writes it.
   if constexpr (ALONE) load_weight();
   Threads::meet();
-  // Where ranks share a GPU, the next kernel must leave room for the others' kernels that this one waits for: it may
-  // start when this one has heard.
-  using Call = decltype(begin());
-  if constexpr (Call::WAITS)
-    dependency_wait();
-  else
-    wait_and_launch(true);
+  if (early) launch_dependents();
+  dependency_wait();
   auto call = begin();
   const float factor = factor_of_row<Threads>(r, kept, call);
   if (p.next.squares && Threads::thread() < 8) begin_norm(p.next, row, Threads::thread(), factor);
@@ -145,13 +139,15 @@ template <bool ALONE, bool SHORT, class Begin> DEV void norm_row(const Params& p
 template <bool ALONE, bool SHORT>
 __global__ void __launch_bounds__(ThreadsOfRow<ALONE, SHORT>::BLOCK, ThreadsOfRow<ALONE, SHORT>::BLOCKS_AT_LEAST)
     rms_norm(const Params p) {
-  norm_row<ALONE, SHORT>(p, [] { return Alone(); });
+  norm_row<ALONE, SHORT>(p, true, [] { return Alone(); });
 }
 
 template <bool ALONE>
 __global__ void __launch_bounds__(ThreadsOfRow<ALONE>::BLOCK)
     rms_norm_of_ranks(const Params p, const __grid_constant__ Ranks ranks) {
-  norm_row<ALONE, false>(p, [&] { return Call(ranks); });
+  // Where ranks share a GPU, the next kernel must leave room for the others' kernels that this one waits for: it may
+  // start when this one has heard.
+  norm_row<ALONE, false>(p, ranks.own_gpu, [&] { return Call(ranks); });
 }
 
 // A row of the result.
