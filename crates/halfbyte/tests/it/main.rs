@@ -14,6 +14,7 @@ mod golden;
 mod gptq;
 mod int8;
 mod layout;
+mod like_terms;
 mod matmul;
 mod ops;
 mod quantize;

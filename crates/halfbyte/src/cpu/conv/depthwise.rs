@@ -25,6 +25,10 @@ use crate::tensor::Floats;
 /// Channels whose sums are in registers together.
 const BLOCK: usize = 64;
 
+/// Positions whose products are added up by themselves before that is added to a sum: in one long sum of like terms roundings add up too,
+/// and it would leave the bound.
+const TAPS_TOGETHER: usize = 64;
+
 /// Pixels that are widened together.
 const BLOCK_PIXELS: usize = 64;
 
@@ -152,21 +156,25 @@ per_isa! {
     fn add_taps(x: &[f32], w: &[f32], taps: &[[usize; 2]], sums: &mut [f32]) {
         for (block, sums) in sums.chunks_mut(BLOCK).enumerate() {
             let at = block * BLOCK;
-            if let Ok(sums) = <&mut [f32; BLOCK]>::try_from(&mut *sums) {
+            sums.fill(0.0);
+            for taps in taps.chunks(TAPS_TOGETHER) {
                 let mut acc = [0.0f32; BLOCK];
-                for tap in taps {
-                    let (x, w) = (&x[tap[0] + at..][..BLOCK], &w[tap[1] + at..][..BLOCK]);
-                    for c in 0..BLOCK {
-                        acc[c] += x[c] * w[c];
+                if sums.len() == BLOCK {
+                    for tap in taps {
+                        let (x, w) = (&x[tap[0] + at..][..BLOCK], &w[tap[1] + at..][..BLOCK]);
+                        for c in 0..BLOCK {
+                            acc[c] += x[c] * w[c];
+                        }
+                    }
+                } else {
+                    for tap in taps {
+                        for ((sum, x), w) in acc[..sums.len()].iter_mut().zip(&x[tap[0] + at..]).zip(&w[tap[1] + at..]) {
+                            *sum += x * w;
+                        }
                     }
                 }
-                *sums = acc;
-                continue;
-            }
-            sums.fill(0.0);
-            for tap in taps {
-                for ((sum, x), w) in sums.iter_mut().zip(&x[tap[0] + at..]).zip(&w[tap[1] + at..]) {
-                    *sum += x * w;
+                for (sum, acc) in sums.iter_mut().zip(acc) {
+                    *sum += acc;
                 }
             }
         }

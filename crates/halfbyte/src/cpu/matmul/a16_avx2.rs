@@ -110,6 +110,7 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::{RUN, Weights};
+    use crate::cpu::matmul::blocking::SPANS_TOGETHER;
     use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, nibbles, quad, room, store_f32, table};
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, TABLE, columns_per_tile, tile_bytes, value_bits};
     use std::arch::x86_64::*;
@@ -203,6 +204,7 @@ mod x86 {
         let table = table(w);
         let mut room = room();
         let mut numbers = Numbers::<P>::new(w, panel, &mut room);
+        let (mut together, mut added) = ([[[0.0; PANEL]; P]; R], 0);
         for span in w.spans() {
             let params = group_params(w, panel, span.group, &mut numbers);
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
@@ -212,7 +214,7 @@ mod x86 {
                 direct_span::<FORM, R, P, ZERO>((data, panel_bytes, table), x, &params, &mut sums);
                 for r in 0..R {
                     for p in 0..P {
-                        let out = &mut c[(r * P + p) * PANEL..][..PANEL];
+                        let out = &mut together[r][p];
                         let mut y = load_f32(out);
                         for h in 0..2 {
                             y[h] = if ZERO == OFFSET {
@@ -224,8 +226,14 @@ mod x86 {
                         store_f32(y, out);
                     }
                 }
+                added += 1;
+                if added % SPANS_TOGETHER == 0 {
+                    add_to(&together.map(|row| row.map(|panel| load_f32(&panel))), c);
+                    together = [[[0.0; PANEL]; P]; R];
+                }
             }
         }
+        add_to(&together.map(|row| row.map(|panel| load_f32(&panel))), c);
     }
 
     /// Sets `sums` to the products of a run of a span's weights, panels `panel_bytes` apart, with their table, and x `[place][R]`; the weights are

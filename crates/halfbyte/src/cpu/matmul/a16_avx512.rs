@@ -85,6 +85,7 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::{RUN, Weights};
+    use crate::cpu::matmul::blocking::SPANS_TOGETHER;
     use crate::cpu::x86::avx512::{Numbers, load_bf16, load_f16, load_f32, load_u16, nibbles, quad, room};
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, planes, tile_bytes};
     use crate::tensor::Floats;
@@ -212,14 +213,21 @@ mod x86 {
         c.fill(0.0);
         let mut room = room();
         let mut numbers = Numbers::<P>::new(w, panel, &mut room);
+        let (mut sums, mut added) = ([[[0.0; PANEL]; P]; R], 0);
         for span in w.spans() {
             let params = group_params::<BITS, _>(w, panel, span.group, &mut numbers);
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
             for (x, first) in x.chunks(RUN * R).zip((span.tile..).step_by(RUN / per_tile)) {
                 let operands = Operands { codes: &data[first * tile_bytes..], panel_bytes, x, table, params };
-                add_span::<BITS, R, P, ZERO>(&operands, c);
+                add_span::<BITS, R, P, ZERO>(&operands, sums.as_flattened_mut().as_flattened_mut());
+                added += 1;
+                if added % SPANS_TOGETHER == 0 {
+                    add_to(&sums.map(|row| row.map(|panel| load_f32(&panel))), c);
+                    sums = [[[0.0; PANEL]; P]; R];
+                }
             }
         }
+        add_to(&sums.map(|row| row.map(|panel| load_f32(&panel))), c);
     }
 
     /// A run of a span, of one tile of outputs.

@@ -30,7 +30,8 @@ fn panels(form: u32) -> PanelsFn {
 
 mod x86 {
     use crate::cpu::matmul::a8_avx512vnni::add_tiles;
-    use crate::cpu::matmul::exact_row::{BLOCK, Exponent, FixedPoint, Places};
+    use crate::cpu::matmul::blocking::run_of_group;
+    use crate::cpu::matmul::exact_row::{BLOCK, Block, Exponent, FixedPoint, Places};
     use crate::cpu::x86::avx512::{Made, RUN, as_floats, load_f16, load_f32, load_u16, room, table};
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, PerGroup, quads, tile_bytes};
     use half::f16;
@@ -155,17 +156,23 @@ mod x86 {
             PackedZeros::Integer(zeros) => &zeros.as_chunks::<PANEL>().0[of_panel.clone()],
             _ => &[],
         };
-        let (table, mut sum) = (table(w), _mm512_setzero_ps());
+        let (table, groups) = (table(w), w.groups());
+        let (mut total, mut sum, mut run_of_sum) = (_mm512_setzero_ps(), _mm512_setzero_ps(), 0);
         for part in x {
             let (mut blocks, mut bytes) = (&part.blocks[..], part.digits.as_ptr());
             while let Some(block) = blocks.first() {
-                let (mut first, mut of_run) = (0, blocks);
+                let of_block = run_of_group(block.group, groups);
+                if of_block != run_of_sum {
+                    (total, sum, run_of_sum) = (_mm512_add_ps(total, sum), _mm512_setzero_ps(), of_block);
+                }
+                let is_of_run = |block: &&Block| run_of_group(block.group, groups) == of_block;
+                let (mut first, mut of_run) = (0, &blocks[..blocks.iter().take_while(is_of_run).count()]);
                 let (mut scales_made, mut centred): (&[[f32; PANEL]], &[Centred]) = (&[], &[]);
                 if !HALVES {
                     // Before the blocks of a run: a call among them would bring the sum to memory and back.
                     first = block.group / RUN * RUN;
                     let len = RUN.min(w.groups() - first);
-                    of_run = &blocks[..blocks.iter().take_while(|block| block.group < first + len).count()];
+                    of_run = &of_run[..of_run.iter().take_while(|block| block.group < first + len).count()];
                     scales_made = as_floats(w.scales(), of_panel.start + first, len, &mut run.scales);
                     if let PackedZeros::Float(offsets) = w.zeros() {
                         let offsets = as_floats(offsets, of_panel.start + first, len, &mut run.offsets);
@@ -216,7 +223,7 @@ mod x86 {
             }
         }
         // SAFETY: 16 floats.
-        unsafe { _mm512_storeu_ps(c.as_mut_ptr(), sum) };
+        unsafe { _mm512_storeu_ps(c.as_mut_ptr(), _mm512_add_ps(total, sum)) };
     }
 
     /// A zero point that brings an offset near to 0, and what is left of it.

@@ -192,10 +192,10 @@ mod x86 {
             Some(tiles) => (tiles, number),
             None => (w.spans()[number].tiles, w.spans()[number].group),
         };
-        let (table, mut sum) = (table(w), load_f32(c));
+        let (table, mut total, mut sum) = (table(w), load_f32(c), _mm512_setzero_ps());
         let mut from = t.spans.start;
         while from < t.spans.end {
-            let (mut to, mut first) = (t.spans.end, 0);
+            let (mut to, mut first) = (t.spans.end.min((from - from % t.together).saturating_add(t.together)), 0);
             let [mut scales_made, mut offsets_made]: [&[[f32; PANEL]]; 2] = [&[], &[]];
             if !HALVES {
                 // Before the spans of a run: a call among them would bring the sum to memory and back.
@@ -236,9 +236,12 @@ mod x86 {
                 }
             }
             from = to;
+            if to.is_multiple_of(t.together) {
+                (total, sum) = (_mm512_add_ps(total, sum), _mm512_setzero_ps());
+            }
         }
         // SAFETY: 16 floats.
-        unsafe { _mm512_storeu_ps(c.as_mut_ptr(), sum) };
+        unsafe { _mm512_storeu_ps(c.as_mut_ptr(), _mm512_add_ps(total, sum)) };
     }
 
     /// A span of one tile.

@@ -11,7 +11,16 @@ macro_rules! tiles {
         #[target_feature(enable = $features)]
         pub(super) fn row<const FORM: u32, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
             for (panel, c) in (t.panel..t.panel + P).zip(c.as_chunks_mut::<PANEL>().0) {
-                tile::<FORM, 1, 1>(&Tile { panel, spans: t.spans.clone(), ..*t }, c);
+                for first in t.spans.clone().step_by(t.together) {
+                    let mut sums = [0.0; PANEL];
+                    let spans = first..t.spans.end.min(first.saturating_add(t.together));
+                    tile::<FORM, 1, 1>(&Tile { panel, spans, ..*t }, &mut sums);
+                    let (mut y, sums) = (load_f32(c), load_f32(&sums));
+                    for h in 0..2 {
+                        y[h] = _mm256_add_ps(y[h], sums[h]);
+                    }
+                    store_f32(y, c);
+                }
             }
         }
 

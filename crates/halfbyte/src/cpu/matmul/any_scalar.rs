@@ -1,6 +1,7 @@
 //! Plain Rust tiles of one row and one panel, for every format on every processor. The compiler vectorises them as far
 //! as the processor's baseline goes.
 
+use super::blocking::SPANS_TOGETHER;
 use super::{exact_act, quantized_act};
 use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, Span, code};
 use exact_act::Weights;
@@ -47,8 +48,18 @@ fn scales_and_offsets(w: &CpuN16, panel: usize, group: usize) -> ([f32; PANEL], 
 }
 
 fn quantized_tile(t: &Tile<'_>, c: &mut [f32]) {
+    for first in t.spans.clone().step_by(t.together) {
+        let mut sums = [0.0; PANEL];
+        add_spans(t, first..t.spans.end.min(first.saturating_add(t.together)), &mut sums);
+        for (c, sum) in c.iter_mut().zip(sums) {
+            *c += sum;
+        }
+    }
+}
+
+fn add_spans(t: &Tile<'_>, spans: Range<usize>, c: &mut [f32; PANEL]) {
     let w = t.w;
-    for (s, span) in t.spans.clone().zip(&w.spans()[t.spans.clone()]) {
+    for (s, span) in spans.clone().zip(&w.spans()[spans]) {
         let row = t.rows[s];
         let zeros = zeros(w, t.panel, span.group);
         let mut acc = [0i32; PANEL];
@@ -81,11 +92,17 @@ fn direct<const R: usize>(w: Weights<'_>, panel: usize, x: &[f32], c: &mut [f32]
     let places = x.len() / R;
     let mut buffer = [0.0; BLOCK * PANEL];
     c.fill(0.0);
-    for start in (0..places).step_by(BLOCK) {
-        let end = (start + BLOCK).min(places);
-        let buffer = &mut buffer[..(end - start) * PANEL];
-        convert(w, panel, start..end, buffer, PANEL);
-        product::<R>(&x[start * R..end * R], buffer, c);
+    for first in (0..places).step_by(BLOCK * SPANS_TOGETHER) {
+        let mut sums = [[0.0; PANEL]; R];
+        for start in (first..places.min(first + BLOCK * SPANS_TOGETHER)).step_by(BLOCK) {
+            let end = (start + BLOCK).min(places);
+            let buffer = &mut buffer[..(end - start) * PANEL];
+            convert(w, panel, start..end, buffer, PANEL);
+            product::<R>(&x[start * R..end * R], buffer, sums.as_flattened_mut());
+        }
+        for (c, sum) in c.iter_mut().zip(sums.as_flattened()) {
+            *c += sum;
+        }
     }
 }
 

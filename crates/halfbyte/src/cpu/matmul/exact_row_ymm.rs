@@ -133,10 +133,17 @@ macro_rules! panels {
             let table = table(w);
             let mut room = room();
             let mut numbers = Numbers::<1>::new(w, panel, &mut room);
-            let mut y = [_mm256_setzero_ps(); 2];
+            let (mut total, mut y, mut run) = ([_mm256_setzero_ps(); 2], [_mm256_setzero_ps(); 2], 0);
             for part in x {
                 let mut digits = part.digits.as_ptr();
                 for block in &part.blocks {
+                    let of_block = run_of_group(block.group, w.groups());
+                    if of_block != run {
+                        for h in 0..2 {
+                            total[h] = _mm256_add_ps(total[h], y[h]);
+                        }
+                        (y, run) = ([_mm256_setzero_ps(); 2], of_block);
+                    }
                     let at = (panel * w.groups() + block.group) * PANEL;
                     numbers.to(block.group);
                     let scale = numbers.scale(0, at);
@@ -184,7 +191,10 @@ macro_rules! panels {
                     }
                 }
             }
-            store_f32(y, c);
+            for h in 0..2 {
+                total[h] = _mm256_add_ps(total[h], y[h]);
+            }
+            store_f32(total, c);
         }
     };
 }

@@ -13,11 +13,12 @@
 //! which is the four-term formula `Σ (sA·qA + oA)(sB·qB' + oB)`, with `qB' = qB − zB` where the weight has a zero point
 //! and `oB` where it has a float offset instead.
 
-use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
+use super::blocking::{RowPanels, Steps, Tasks, together, with_buffers};
 use super::encode::{Pixels, encode_row};
 use super::{Input, Output, Packed, Rows, Scratch};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
+use crate::cpu::isa::per_isa;
 use crate::cpu::transpose::transpose;
 use crate::format::Act;
 use crate::layout::cpu_n16::{CpuN16, PANEL, Span};
@@ -69,6 +70,8 @@ pub(super) struct Tile<'a> {
     pub bytes: &'a [u8],
     /// Spans to go over.
     pub spans: Range<usize>,
+    /// Spans that a tile of one row adds up by themselves.
+    pub together: usize,
     /// Tiles of each span of the weights, if span `i` is the whole of group `i` and all have as many: then a tile of one row need not read them.
     pub tiles_of_group: Option<usize>,
     /// Bytes ahead that a tile of one row prefetches codes.
@@ -124,12 +127,14 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     let as_bytes = (tiles.as_bytes)(w.held().form()).filter(|_| rows.count >= LEAST_PANELS_FOR_BYTES);
     let (form, places) = match as_bytes {
         Some(_) => (8, BLOCK_PLACES_OF_BYTES),
-        // Weights of one row are streams, which blocks would cut.
+        // Weights of one row are streams, which blocks would cut: its tiles themselves add up few spans at a time.
         None if height == 1 => (w.held().form(), usize::MAX),
         None => (w.held().form(), BLOCK_PLACES),
     };
     let (wide, narrow) = ((tiles.tile)(form, height, tile_panels), (tiles.tile)(form, height, 1));
-    let blocks = blocks(w, places);
+    let together = together(spans);
+    let in_runs = height > 1 && together < spans;
+    let blocks = blocks(w, places, if in_runs { together } else { usize::MAX });
     let tiles_of_group = if height == 1 { tiles_of_group(w) } else { None };
     let longest = blocks.iter().map(|block| places_of(w, block).len()).max().unwrap_or(0);
     let tasks = Tasks::new(rows, longest * height, w.panels(), tile_panels, cpu.threads().count());
@@ -139,7 +144,9 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
         let tile_len = height * tile_panels * PANEL;
         let kept = if blocks.len() <= 1 { 1 } else { row_panels.len() * steps.count() };
         let buffer_len = if as_bytes.is_some() { longest * tile_panels * PANEL / 4 } else { 0 };
-        with_buffers([tile_len * kept, buffer_len], |c, buffer| {
+        let buffers = tile_len * kept * if in_runs { 2 } else { 1 };
+        with_buffers([buffers, buffer_len], |c, buffer| {
+            let (c, runs) = c.split_at_mut(tile_len * kept);
             let buffer: &mut [u8] = bytemuck::cast_slice_mut(buffer);
             for (number, block) in blocks.iter().enumerate() {
                 let places = places_of(w, block);
@@ -166,14 +173,25 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
                             panel,
                             bytes,
                             spans: block.clone(),
+                            together,
                             tiles_of_group,
                             ahead: cpu.stream_ahead,
                             x: &x[p * x_len..][..x_len],
                             rows: &row_spans[p * rows_len..][..rows_len],
                             x_offsets: *act == Act::A8Asym,
                         };
+                        let sums = match in_runs {
+                            true => &mut runs[at * tile_len..][..c.len()],
+                            false => &mut c[..],
+                        };
+                        if in_runs && block.start.is_multiple_of(together) {
+                            sums.fill(0.0);
+                        }
                         // SAFETY: `select` found the instruction set; the slices are those that `Tile` describes.
-                        unsafe { function(&tile, c) };
+                        unsafe { function(&tile, sums) };
+                        if in_runs && (block.end.is_multiple_of(together) || block.end == spans) {
+                            add_to(cpu.caps().isa, &runs[at * tile_len..][..c.len()], c);
+                        }
                         if number + 1 == blocks.len() {
                             for (row, c) in rows.rows(p).zip(c.chunks_exact(width * PANEL)) {
                                 // SAFETY: tasks cover disjoint rows and outputs.
@@ -194,12 +212,22 @@ fn tiles_of_group(w: &CpuN16) -> Option<usize> {
     w.spans().iter().enumerate().all(is_group).then_some(tiles)
 }
 
-/// Runs of spans, each of so many places at most, or of one longer span; one that is empty where there are none.
-fn blocks(w: &CpuN16, places: usize) -> Vec<Range<usize>> {
+per_isa! {
+    /// Adds the first values to as many.
+    fn add_to(values: &[f32], c: &mut [f32]) {
+        for (c, v) in c.iter_mut().zip(values) {
+            *c += v;
+        }
+    }
+}
+
+/// Runs of spans, each of so many places at most, or of one longer span, none across a multiple of `together`; one that is empty where there
+/// are none.
+fn blocks(w: &CpuN16, places: usize, together: usize) -> Vec<Range<usize>> {
     let (spans, mut blocks, mut first) = (w.spans(), Vec::new(), 0);
     while first < spans.len() || blocks.is_empty() {
         let fits = |end: &usize| places_of(w, &(first..end + 1)).len() <= places;
-        let end = (first..spans.len()).take_while(fits).count().max(1);
+        let end = (first..spans.len()).take(together - first % together).take_while(fits).count().max(1);
         blocks.push(first..(first + end).min(spans.len()));
         first += end;
     }
