@@ -16,8 +16,13 @@ struct Running {
 
 impl Running {
     fn start(args: &[&str]) -> Self {
+        Self::start_with(args, Stdio::piped())
+    }
+
+    /// The same, with this as standard error.
+    fn start_with(args: &[&str], stderr: Stdio) -> Self {
         let args = [&["serve", "--device", "cpu", "--port", "0", "--json", "--log", "json"], args].concat();
-        let mut child = halfbyte(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = halfbyte(&args).stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let Ok(told) = serde_json::from_str::<Value>(&line) else {
@@ -138,6 +143,23 @@ fn a_server_answers_is_measured_and_ends_by_a_signal() {
         request["status"] == 200 && request["model"] == "a" && request["first_token_ms"].as_f64().unwrap() > 0.0,
         "{request}"
     );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_server_answers_where_nobody_takes_its_log() {
+    let full = || Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap());
+    for (stderr, closed) in [(full(), false), (Stdio::piped(), true)] {
+        let mut server = Running::start_with(&[&model(), "--positions", "1024"], stderr);
+        if closed {
+            drop(server.child.stderr.take());
+        }
+        for _ in 0..2 {
+            let answer = server.ask(&post("/v1/completions", r#"{"prompt": "def ", "max_tokens": 2}"#));
+            assert!(answer.starts_with("HTTP/1.1 200"), "{closed} {answer}");
+        }
+        assert_eq!(server.terminate().0.code(), Some(0), "{closed}");
+    }
 }
 
 fn json_of_failure(args: &[&str]) -> String {

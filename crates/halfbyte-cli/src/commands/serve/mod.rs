@@ -168,6 +168,8 @@ fn log(json: bool, quiet: bool) {
     };
     let lines =
         tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).with_target(false).with_ansi(false);
+    // A line that cannot be written is dropped; else it would be told by `eprintln!`, which panics for the same reason.
+    let lines = lines.log_internal_errors(false);
     // There is one only if this ran before.
     let _ = match json {
         true => lines.json().flatten_event(true).try_init(),
