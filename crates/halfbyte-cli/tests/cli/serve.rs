@@ -185,6 +185,11 @@ fn what_cannot_be_served_is_refused() {
     fails(2, &["serve", &m, "--tp", "2"]);
     fails(2, &["serve", &m, "--api-key-file", &file("short", "abc")]);
     fails(3, &["serve", &m, "--api-key-file", &file("empty", "\n")]);
+    for keys in ["", " ", ",", " , "] {
+        let out = halfbyte(&["serve", &m]).env("HALFBYTE_API_KEYS", keys).output().unwrap();
+        assert_eq!(out.status.code(), Some(3), "{keys:?}");
+        assert!(text(&out.stderr).contains("HALFBYTE_API_KEYS is set and holds no key"), "{keys:?}");
+    }
     fails(3, &["serve", &m, "--config", &file("bad.toml", "porte = 1")]);
     fails(3, &["serve", "/nowhere"]);
     fails(2, &["bench", "serve", "--url", "https://x", "--at-once", "1"]);

@@ -7,6 +7,7 @@ use crate::model::LoadArgs;
 use clap::ValueEnum;
 use halfbyte_serve::{Limits, Settings};
 use serde::Deserialize;
+use std::ffi::OsString;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -237,7 +238,7 @@ impl Choices {
                 self.host.unwrap_or(settings.address.ip()),
                 self.port.unwrap_or(settings.address.port()),
             ),
-            keys: self.keys()?,
+            keys: self.keys(std::env::var_os(KEYS))?,
             allowed_hosts: self.allowed_host.clone(),
             tls,
             limits: Limits {
@@ -255,21 +256,32 @@ impl Choices {
         })
     }
 
-    fn keys(&self) -> Result<Vec<String>> {
+    /// Keys of the environment's variable and of the file. Errors: one of them is there and holds no key, a file that cannot be read.
+    fn keys(&self, variable: Option<OsString>) -> Result<Vec<String>> {
         let listed = |text: &str, between: &[char]| -> Vec<String> {
             text.split(between).map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect()
         };
-        let mut keys = std::env::var(KEYS).map(|text| listed(&text, &[',', ' ', '\n'])).unwrap_or_default();
+        let none = |what: String| {
+            let cause = "to go on without keys would let everybody in";
+            Failure::new(
+                Exit::Input,
+                what,
+                cause,
+                "put a key a line into a file, or keys with commas between them into HALFBYTE_API_KEYS",
+            )
+        };
+        let mut keys = Vec::new();
+        if let Some(text) = variable {
+            // A text that is no Unicode has no key that a header can hold.
+            keys = text.to_str().map(|text| listed(text, &[',', ' ', '\n'])).unwrap_or_default();
+            if keys.is_empty() {
+                return Err(none(format!("{KEYS} is set and holds no key")));
+            }
+        }
         if let Some(path) = &self.api_key_file {
             let own = listed(&read(path)?, &['\n']);
             if own.is_empty() {
-                let what = format!("{} holds no key", path.display());
-                return Err(Failure::new(
-                    Exit::Input,
-                    what,
-                    "a file without keys would let everybody in",
-                    "put a key a line into it",
-                ));
+                return Err(none(format!("{} holds no key", path.display())));
             }
             keys.extend(own);
         }
@@ -355,6 +367,11 @@ mod tests {
         assert_eq!((settings.keys.len(), settings.limits.drain), (2, Duration::from_secs(2)));
         assert_eq!((models[0].path.clone(), models[0].name().unwrap()), (here.path().join("m"), "a".to_owned()));
         assert!(models[0].load(&LoadArgs::AS_STORED).unwrap().quantize.is_some());
+        let keys = |text: &str| all.keys(Some(text.into())).map(|keys| keys.len());
+        assert_eq!(keys("one-key-of-a-variable, another-key-of-it").unwrap(), 4);
+        for none in ["", " ", ",", " ,\n, "] {
+            assert!(keys(none).is_err(), "{none:?}");
+        }
         for bad in ["port = \"x\"", "ports = 1", "[[model]]\nname = \"a\"", "memory = \"much\"", "log = \"loud\""] {
             std::fs::write(&path, bad).unwrap();
             assert!(Choices::default().with_file(Some(&path)).is_err(), "{bad}");

@@ -77,6 +77,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     args.load.one_rank("a server", &folders)?;
     let settings = choices.settings()?;
     settings.check().map_err(Failure::from)?;
+    if settings.keys.is_empty() && !settings.address.ip().to_canonical().is_loopback() {
+        app.note("note: there are no API keys: whoever reaches this machine may use the server");
+    }
     log(choices.log_json(), app.quiet());
     let mut loaded = Vec::new();
     for choices in wanted {
