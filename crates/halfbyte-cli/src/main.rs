@@ -15,6 +15,7 @@ mod model;
 mod progress;
 mod random;
 mod ranks;
+mod side_file;
 mod start;
 mod text;
 mod timing;

@@ -135,8 +135,16 @@ fn calibration_refuses_what_cannot_be_meant() {
     fs::write(path("short"), "{\"text\": \"too short\"}\n").unwrap();
     refused(3, &["--method", "gptq", "--calibration", &path("short")]);
     refused(3, &["--method", "gptq", "--calibration", &path("none")]);
+    // A report in the output, or in no folder, is told of at once: nothing is begun.
+    let reported =
+        |status: i32, place: &str| refused(status, &[&gptq[..], &["--overwrite", "--report", &path(place)]].concat());
+    for place in ["out", "out/report.json"] {
+        assert!(reported(2, place).contains("lies in it"), "{place}");
+    }
+    assert!(reported(4, "missing/report.json").contains("there is no folder"));
     fs::create_dir(&out).unwrap();
     fs::write(path("out/config.json"), "{}").unwrap();
+    assert!(reported(2, "out/report.json").contains("lies in it"));
     assert!(refused(2, &gptq).contains("already exists"));
     assert_eq!(fs::read_dir(here.path()).unwrap().count(), 2);
 }

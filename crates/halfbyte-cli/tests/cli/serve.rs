@@ -194,6 +194,9 @@ fn what_cannot_be_served_is_refused() {
     fails(3, &["serve", "/nowhere"]);
     fails(2, &["bench", "serve", "--url", "https://x", "--at-once", "1"]);
     fails(2, &["bench", "serve"]);
+    let plot = here.path().join("missing/plot.svg").display().to_string();
+    assert!(fails(4, &["bench", "serve", "--at-once", "1", "--plot", &plot]).contains("there is no folder"));
+    assert!(!here.path().join("missing").exists());
     fails(4, &["bench", "serve", "--url", "http://127.0.0.1:1", "--at-once", "1"]);
     fails(3, &["bench", "serve", "--at-once", "1", "--prompts", &file("prompts", "{\"prompt\": 5}")]);
 }

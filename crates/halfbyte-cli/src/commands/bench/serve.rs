@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::escape::escaped;
 use crate::failure::{Exit, Failure, Result};
 use crate::progress::{Progress, Unit};
+use crate::side_file;
 use crate::text::{Align, rate, read_text, table};
 use halfbyte_checkpoint::folder::Replacement;
 use halfbyte_serve::bench::{
@@ -96,9 +97,10 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         (Some(rate), _) => Arrivals::Poisson(rate),
         (None, at_once) => Arrivals::AtOnce(at_once.unwrap_or(1) as usize),
     };
-    let plot = |path: &PathBuf| Replacement::create(path, args.overwrite, &[]);
-    // Before the requests: whether it can be written there. An interrupt meanwhile leaves nothing.
-    args.plot.as_ref().map(plot).transpose()?;
+    if let Some(path) = &args.plot {
+        // Before the requests: whether it can be written there. An interrupt meanwhile leaves nothing.
+        side_file::check("--plot", path, args.overwrite, &[], None)?;
+    }
     let requests = requests(args)?;
     let key = std::env::var(KEY).ok();
     let mut target = Target::new(&args.url, key, args.model.clone()).map_err(|why| {
@@ -143,7 +145,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         Arrivals::AtOnce(count) => format!("{count} at once"),
     };
     if let Some(path) = &args.plot {
-        let mut file = plot(path)?;
+        let mut file = Replacement::create(path, args.overwrite, &[])?;
         let title = format!("{}, {arrivals}", model.as_deref().unwrap_or(&args.url));
         let drawn = svg(&title, &report, &outcomes);
         file.write_all(drawn.as_bytes()).map_err(|e| Failure::io("write", path, &e))?;

@@ -7,6 +7,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::{files_of, tokenizer};
 use crate::progress::{Progress, Unit};
+use crate::side_file;
 use crate::text::{Align, table};
 use halfbyte::quantize::{Gptq, Refine, Rtn};
 use halfbyte::{Act, WeightFormat};
@@ -180,7 +181,7 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
     inputs.push(task.text.to_owned());
     if let Some(path) = &calibration.report {
         // Before hours of work: whether it can be written there.
-        drop(Replacement::create(path, task.overwrite, &inputs)?);
+        side_file::check("--report", path, task.overwrite, &inputs, Some(&result.output))?;
     }
     let config = Config::from_weights(source)?;
     let tokens = tokens(task, &config)?;
@@ -228,15 +229,14 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
     let cooperate = interrupt::cooperate();
     let finished = quantize(app, &job).map_err(|e| resumable(e, &result.output))?;
     summary.layers = finished.report().to_vec();
-    if let Some(path) = &calibration.report {
-        write_report(path, &summary, task.overwrite, &inputs)?;
-    }
     write(task, &finished, result)?;
+    // The model is there: a report that cannot be written is an error, and leaves no work behind.
+    let reported = calibration.report.as_ref().map(|path| write_report(path, &summary, task.overwrite, &inputs));
     finished.remove()?;
     drop(cooperate);
     summary.peak_resident_bytes = crate::machine::peak_resident();
     result.calibration = Some(summary);
-    Ok(())
+    reported.unwrap_or(Ok(()))
 }
 
 /// What a dry run can tell of the target without touching it.
