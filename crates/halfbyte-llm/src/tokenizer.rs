@@ -139,7 +139,7 @@ impl Tokenizer {
 
     /// The same, with the names of special tokens if they are asked for: some models write calls of tools with such.
     pub fn stream_as(&self, special: bool) -> DecodeStream<'_> {
-        DecodeStream { tokenizer: self, special, ids: Vec::new(), settled: 0, shown: String::new() }
+        DecodeStream { tokenizer: self, state: DecodeState { special, ..DecodeState::default() } }
     }
 }
 
@@ -147,6 +147,12 @@ impl Tokenizer {
 #[derive(Clone, Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
+    state: DecodeState,
+}
+
+/// Where a [`DecodeStream`] is, without its tokenizer: for those that cannot borrow it for so long.
+#[derive(Clone, Debug, Default)]
+pub struct DecodeState {
     special: bool,
     /// The last ids: some that are shown, kept as context (a decoder may treat the first token apart), and those after.
     ids: Vec<u32>,
@@ -162,8 +168,21 @@ const LONGEST_HELD: usize = 16;
 impl DecodeStream<'_> {
     /// Takes an id; gives the text that is now certain, perhaps none.
     pub fn push(&mut self, id: u32) -> Result<String> {
+        self.state.push(self.tokenizer, id)
+    }
+
+    /// Ends the stream; gives what was held back, bytes that never became a character as U+FFFD.
+    pub fn finish(self) -> Result<String> {
+        let DecodeState { special, ids, shown, .. } = self.state;
+        Ok(unshown(&self.tokenizer.decode_as(&ids, special)?, &shown))
+    }
+}
+
+impl DecodeState {
+    /// As [`DecodeStream::push`]; the tokenizer is the same each time.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
         self.ids.push(id);
-        let text = self.tokenizer.decode_as(&self.ids, self.special)?;
+        let text = tokenizer.decode_as(&self.ids, self.special)?;
         let certain = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
         let held = (text.len() - certain.len()) / char::REPLACEMENT_CHARACTER.len_utf8();
         if held > 0 && held <= LONGEST_HELD {
@@ -176,13 +195,8 @@ impl DecodeStream<'_> {
         let new = unshown(&text, &self.shown);
         self.ids.drain(..self.settled);
         self.settled = self.ids.len();
-        self.shown = self.tokenizer.decode_as(&self.ids, self.special)?;
+        self.shown = tokenizer.decode_as(&self.ids, self.special)?;
         Ok(new)
-    }
-
-    /// Ends the stream; gives what was held back, bytes that never became a character as U+FFFD.
-    pub fn finish(self) -> Result<String> {
-        Ok(unshown(&self.tokenizer.decode_as(&self.ids, self.special)?, &self.shown))
     }
 }
 

@@ -13,6 +13,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use halfbyte_llm::LogProbs;
+use halfbyte_llm::tokenizer::DecodeState;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -87,7 +88,7 @@ pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Res
         include_usage: common.include_usage,
         prompt_tokens,
         new_tokens: 0,
-        offsets: vec![0; handles.len()],
+        told: vec![Told::default(); handles.len()],
     };
     if common.stream {
         return Ok(respond(job, asks, n, handles, pass, texts));
@@ -134,8 +135,37 @@ struct Texts {
     include_usage: bool,
     prompt_tokens: usize,
     new_tokens: usize,
-    /// Of each text, the bytes that were told.
-    offsets: Vec<usize>,
+    /// Of each text, what was told with logarithms.
+    told: Vec<Told>,
+}
+
+/// The tokens of a text that were told with their logarithms, as a text.
+#[derive(Clone, Debug, Default)]
+struct Told {
+    decoded: DecodeState,
+    characters: usize,
+}
+
+impl Told {
+    /// The character of the text that a token begins at, or that its bytes are a part of.
+    fn offset(&mut self, served: &Served, token: u32) -> usize {
+        // What cannot be decoded has failed the text itself.
+        let new = self.decoded.push(&served.tokenizer, token).unwrap_or_default().chars().count();
+        self.characters += new;
+        // Bytes before it that are no character may have been held back until now.
+        self.characters - new.min(served.token(token).0.chars().count())
+    }
+}
+
+/// What a token is called: its text, or its bytes where these are no whole characters.
+fn name(served: &Served, token: u32) -> String {
+    match served.token(token) {
+        (_, Some(bytes)) => String::from_utf8(bytes).unwrap_or_else(|e| {
+            let bytes = e.as_bytes().iter().map(|byte| format!("\\x{byte:02x}"));
+            format!("bytes:{}", bytes.collect::<String>())
+        }),
+        (name, None) => name,
+    }
 }
 
 impl Texts {
@@ -148,13 +178,16 @@ impl Texts {
     fn logprobs_of(&mut self, at: usize, of: &[LogProbs]) -> Value {
         let (mut tokens, mut chosen, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for LogProbs { chosen: one, top } in of {
-            let (token, _) = self.served.token(one.token);
-            offsets.push(self.offsets[at]);
-            self.offsets[at] += token.chars().count();
-            tokens.push(token);
+            let token = name(&self.served, one.token);
+            offsets.push(self.told[at].offset(&self.served, one.token));
             chosen.push(one.logprob);
-            let all: serde_json::Map<String, Value> =
-                top.iter().map(|one| (self.served.token(one.token).0, json!(one.logprob))).collect();
+            // The likeliest of a name, and the chosen one, which may be none of them.
+            let mut all = serde_json::Map::new();
+            for one in top {
+                all.entry(name(&self.served, one.token)).or_insert(json!(one.logprob));
+            }
+            all.entry(token.clone()).or_insert(json!(one.logprob));
+            tokens.push(token);
             tops.push(all);
         }
         json!({"tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": offsets})
@@ -188,7 +221,7 @@ impl Texts {
 
 impl Chunks for Texts {
     fn begin(&mut self) -> Vec<Value> {
-        let texts = self.offsets.len();
+        let texts = self.told.len();
         let echo = |at: usize| Some((at, self.echoes.get(at / self.n)?.clone()));
         let echoes: Vec<(usize, String)> = (0..texts).filter_map(echo).collect();
         let piece = |(at, text)| {

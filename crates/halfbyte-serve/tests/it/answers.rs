@@ -101,6 +101,53 @@ async fn draws_penalties_biases_and_logarithms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn logarithms_of_tokens_that_are_parts_of_characters() {
+    let server = Running::with(Settings::default()).await;
+    let bytes = Tokenizer::from_folder(&crate::support::folder()).unwrap().bytes_of_tokens().unwrap();
+    let id = |of: &[u8]| bytes.iter().position(|token| token.bytes == of).unwrap().to_string();
+    let bias = json!({id(b"\xc3"): 91, id(b"\xa9"): 91, id(b"x"): 100});
+    let mut body = json!({
+        "prompt": "def ", "max_tokens": 60, "seed": 1, "temperature": 2, "frequency_penalty": 2, "logit_bias": bias, "logprobs": 20,
+    });
+    let mut whole = server.post("/v1/completions", &body).await.good();
+    let choice = whole["choices"][0].take();
+    let (text, told) = (text(&choice), &choice["logprobs"]);
+    let text: Vec<char> = text.chars().collect();
+    let list = |name: &str| told[name].as_array().unwrap().clone();
+    let names: Vec<String> = list("tokens").iter().map(|name| name.as_str().unwrap().to_owned()).collect();
+    let offsets: Vec<usize> = list("text_offset").iter().map(|at| at.as_u64().unwrap() as usize).collect();
+    let (first, last) = ("bytes:\\xc3", "bytes:\\xa9");
+    assert!([first, last, "x"].iter().all(|name| names.iter().any(|known| known == name)), "{names:?}");
+    let mut characters = 0;
+    for (at, name) in names.iter().enumerate() {
+        if name == "x" {
+            assert_eq!(text[offsets[at]], 'x', "{names:?} {offsets:?}");
+        }
+        if at > 0 && names[at - 1] == first && name == last {
+            assert_eq!(text[offsets[at]], 'é', "{names:?} {offsets:?}");
+            assert!(at < 2 || names[at - 2] != "x" || offsets[at - 1] == offsets[at], "{names:?} {offsets:?}");
+            characters += 1;
+        }
+    }
+    assert!(characters > 0, "{names:?}");
+    // The chosen token is there, under its name, with its own logarithm; beside 20 others at most.
+    for ((name, chosen), top) in names.iter().zip(list("token_logprobs")).zip(list("top_logprobs")) {
+        let top = top.as_object().unwrap();
+        assert!(top[name] == chosen && (2..=21).contains(&top.len()), "{name} {chosen} {top:?}");
+    }
+    // Without others it is there alone, and a stream says the same.
+    body["logprobs"] = json!(0);
+    let alone = server.post("/v1/completions", &body).await.good();
+    let alone = &alone["choices"][0]["logprobs"];
+    assert!(alone["top_logprobs"].as_array().unwrap().iter().all(|top| top.as_object().unwrap().len() == 1));
+    body["stream"] = json!(true);
+    let events = server.post("/v1/completions", &body).await.events();
+    let streamed = events.iter().filter_map(|event| event["choices"][0]["logprobs"]["text_offset"].as_array());
+    assert_eq!(&streamed.flatten().cloned().collect::<Value>(), &alone["text_offset"]);
+    server.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn conversations_by_the_template_whole_and_streamed() {
     let options = Options { batch_invariant: true, ..Options::default() };
     let models = vec![served("m", Some(TEMPLATE), options), served("plain", None, options)];
