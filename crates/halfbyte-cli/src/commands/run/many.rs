@@ -66,7 +66,9 @@ pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
         let mut ended = Ok(());
         for (index, (mut handle, prompt_tokens)) in handles.into_iter().enumerate() {
             match text(index, &mut handle, prompt_tokens, &tokenizer) {
-                Ok(text) => {
+                // All handles go, and with them what is being written.
+                Ok(None) => return Err(Failure::interrupted()),
+                Ok(Some(text)) => {
                     written += text.tokens.len();
                     app.result(&text, |text| format!("{}\n", in_a_line(&text.text)))?;
                 }
@@ -110,13 +112,20 @@ fn submit(
     prompts.into_iter().map(submit).collect()
 }
 
+/// All of a text; None: an interrupt came before its end.
 fn text(
     index: usize,
     handle: &mut Handle,
     prompt_tokens: usize,
     tokenizer: &halfbyte_llm::Tokenizer,
-) -> halfbyte_llm::Result<Text> {
-    let tokens = handle.rest()?;
+) -> halfbyte_llm::Result<Option<Text>> {
+    let mut tokens = Vec::new();
+    for token in handle.by_ref() {
+        tokens.push(token?);
+        if interrupt::cancelled() {
+            return Ok(None);
+        }
+    }
     let finish = handle.finish().map_or("cancelled", report::name);
-    Ok(Text { index, text: tokenizer.decode(&tokens)?, tokens, finish, prompt_tokens })
+    Ok(Some(Text { index, text: tokenizer.decode(&tokens)?, tokens, finish, prompt_tokens }))
 }
