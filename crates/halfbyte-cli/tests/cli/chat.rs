@@ -4,7 +4,8 @@ use crate::support::{copy_of_model, fails, halfbyte, json, model, number, quiet,
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 use tempfile::TempDir;
 
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}# {{ m.role }}\n{{ m.content }}\n{% endfor %}\
@@ -146,10 +147,27 @@ fn many_prompts_have_the_texts_of_each_alone() {
         }
     }
     assert_eq!(quiet(&many).lines().count(), prompts.len());
-    fs::write(&file, "x ".repeat(400)).unwrap();
+    fs::write(&file, format!("a\nb\n{}\nc", "x ".repeat(400))).unwrap();
     let error = fails(2, &[&many[..], &["--positions", "128"]].concat());
-    assert!(error.contains("at most 128 tokens"), "{error}");
+    assert!(error.contains("at most 128 tokens") && error.contains("line 3 of") && error.contains(&file), "{error}");
+    fs::write(&file, format!("a\n{}", "word ".repeat(3000))).unwrap();
+    let error = fails(2, &many);
+    assert!(error.contains("line 2 of") && error.contains(&file), "{error}");
     fails(2, &["run", &m, "-p", "x", "--parallel", "3"]);
     fails(2, &["run", &m, "--chat", "--prompts", &file]);
     fails(2, &["run", &m, "--prompts", &file, "--system", "x"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_many_texts_before_the_first_is_done() {
+    let here = TempDir::new().unwrap();
+    let file = here.path().join("prompts.txt").display().to_string();
+    fs::write(&file, "def \n".repeat(64)).unwrap();
+    let many = ["run", &model(), "--prompts", &file, "-n", "1000", "--parallel", "64"];
+    let child = halfbyte(&many).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    assert_eq!((out.status.code(), text(&out.stdout).as_str()), (Some(130), ""), "{}", text(&out.stderr));
 }

@@ -35,8 +35,10 @@ pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
     let config = model.config();
     let max_tokens = args.max_tokens.unwrap_or(128);
     let limit = config.spec.max_context;
-    let encode = |prompt: &str| tokenizer.encode_prompt_within(prompt, config.bos, limit);
-    let prompts = prompts.lines().map(encode).collect::<halfbyte_llm::Result<Vec<Vec<u32>>>>()?;
+    let encode = |(at, prompt): (usize, &str)| {
+        tokenizer.encode_prompt_within(prompt, config.bos, limit).map_err(|e| of_line(file, at, e))
+    };
+    let prompts = prompts.lines().enumerate().map(encode).collect::<Result<Vec<Vec<u32>>>>()?;
     if let Some(line) = prompts.iter().position(Vec::is_empty) {
         return Err(Failure::new(
             Exit::Input,
@@ -59,7 +61,7 @@ pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
     let begun = Instant::now();
     let cooperate = interrupt::cooperate();
     let written = std::thread::scope(|scope| {
-        let handles = submit(args, queue, prompts, &config.eos, max_tokens)?;
+        let handles = submit(args, file, queue, prompts, &config.eos, max_tokens)?;
         let writing = Builder::new().spawn_scoped(scope, move || scheduler.run());
         let writing = writing.map_err(|e| Failure::device("cannot start a thread", e.to_string()))?;
         let mut written = 0;
@@ -97,19 +99,33 @@ fn in_a_line(text: &str) -> String {
     text.replace('\\', "\\\\").replace('\n', "\\n")
 }
 
+/// What is wrong with the prompt of a line, from 0.
+fn of_line(file: &Path, at: usize, error: Error) -> Failure {
+    match error {
+        Error::ContextFull { .. } | Error::TextTooLong { .. } => Failure::usage(
+            format!("line {} of {} has more tokens than there is room for", at + 1, file.display()),
+            error.to_string(),
+            "shorten the line, or give more --positions; max_position_embeddings in config.json is the limit",
+        ),
+        other => other.into(),
+    }
+}
+
 fn submit(
     args: &Args,
+    file: &Path,
     queue: Queue,
     prompts: Vec<Vec<u32>>,
     eos: &[u32],
     max_tokens: usize,
 ) -> Result<Vec<(Handle, usize)>> {
-    let submit = |prompt: Vec<u32>| {
+    let submit = |(at, prompt): (usize, Vec<u32>)| {
         let prompt_tokens = prompt.len();
         let request = Request { prompt, max_tokens, sampling: args.sampling.into(), end_tokens: eos.to_vec() };
-        Ok((queue.submit(request)?, prompt_tokens))
+        let handle = queue.submit(request).map_err(|e| of_line(file, at, e))?;
+        Ok((handle, prompt_tokens))
     };
-    prompts.into_iter().map(submit).collect()
+    prompts.into_iter().enumerate().map(submit).collect()
 }
 
 /// All of a text; None: an interrupt came before its end.
