@@ -124,6 +124,9 @@ fn tokens_come_one_a_line_and_with_how_likely_they_were() {
     }
     fails(2, &["run", &m, "-p", "x", "--stream"]);
     fails(2, &["run", &m, "-p", "x", "--min-p", "2"]);
+    for penalty in ["1e-40", "0.009", "10.1", "nan", "inf"] {
+        assert!(fails(2, &["run", &m, "-p", "x", "--repetition-penalty", penalty]).contains("0.01 to 10"), "{penalty}");
+    }
     let again = quiet(&["run", &m, "-p", "x = x = x =", "-n", "24"]);
     assert_ne!(quiet(&["run", &m, "-p", "x = x = x =", "-n", "24", "--repetition-penalty", "1.5"]), again);
 }

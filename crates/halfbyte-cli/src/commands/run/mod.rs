@@ -92,8 +92,8 @@ struct SamplingArgs {
     /// Draw from tokens that are at least this part as likely as the most likely one; 0 for all.
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     min_p: f32,
-    /// Make tokens that the text holds less likely: positive logits are divided by this, negative ones multiplied.
-    #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
+    /// Make tokens that the text holds less likely: positive logits are divided by this, negative ones multiplied; 0.01 to 10.
+    #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true, value_parser = penalty)]
     repetition_penalty: f32,
     /// Same seed, same text.
     #[arg(long, default_value_t = 0)]
@@ -215,6 +215,14 @@ impl Writer<'_> {
             app.note(&start.line());
         }
         Ok(told.text)
+    }
+}
+
+/// As a server bounds it: beyond, logits leave what their type holds.
+fn penalty(text: &str) -> std::result::Result<f32, String> {
+    match text.parse() {
+        Ok(penalty) if (0.01..=10.0).contains(&penalty) => Ok(penalty),
+        _ => Err("expected a number from 0.01 to 10".to_owned()),
     }
 }
 
