@@ -10,6 +10,7 @@ use serde::Deserialize;
 use std::ffi::OsString;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -174,11 +175,19 @@ impl Choices {
     /// With those of a file for what is not said, and its models.
     pub fn with_file(&self, path: Option<&Path>) -> Result<(Self, Vec<ModelChoices>)> {
         let Some(path) = path else { return Ok((self.clone(), Vec::new())) };
-        let file: Self = toml::from_str(&read(path)?).map_err(|e| {
+        let text = read(path)?;
+        let file: Self = toml::from_str(&text).map_err(|e| {
+            // The line, and what it sets: a value may be a secret that was put at the wrong place.
+            let before = |span: Range<usize>| text.bytes().take(span.start).filter(|&byte| byte == b'\n').count();
+            let at = e.span().map(before).and_then(|at| Some((at, text.lines().nth(at)?)));
+            let [line, option] = at.map_or([String::new(), String::new()], |(at, line)| {
+                let name = line.split('=').next().unwrap_or_default().trim();
+                [format!("line {} of ", at + 1), format!("{name}: ")]
+            });
             Failure::new(
                 Exit::Input,
-                format!("{} is no file of options", path.display()),
-                e.message(),
+                format!("{line}{} cannot be read as options", path.display()),
+                format!("{option}{}", e.message()),
                 "names are those of `halfbyte serve --help` without dashes before them; models are [[model]] with name and path",
             )
         })?;
@@ -332,7 +341,8 @@ impl ModelChoices {
     /// How it is loaded: as it says, else as the command line does. Error: formats and types that do not exist.
     pub fn load(&self, all: &LoadArgs) -> Result<LoadArgs> {
         let bad = |field: &str, why: String| {
-            Failure::new(Exit::Input, format!("{field} of a model is none"), why, "see `halfbyte serve --help`")
+            let what = format!("{field} of the model {} is none", self.path.display());
+            Failure::new(Exit::Input, what, why, "see `halfbyte serve --help`")
         };
         let mut load = all.clone();
         if let Some(format) = &self.quantize {
@@ -372,9 +382,19 @@ mod tests {
         for none in ["", " ", ",", " ,\n, "] {
             assert!(keys(none).is_err(), "{none:?}");
         }
-        for bad in ["port = \"x\"", "ports = 1", "[[model]]\nname = \"a\"", "memory = \"much\"", "log = \"loud\""] {
+        for (bad, line, option) in [
+            ("host = \"::1\"\nport = \"x\"", 2, "port: "),
+            ("\nports = 1", 2, "ports: "),
+            ("[[model]]\nname = \"a\"", 1, "[[model]]: "),
+            ("memory = \"much\"", 1, "memory: "),
+            ("port = 1\nlog = \"loud\"", 2, "log: "),
+            ("port = 1\nport = 2", 2, "port: "),
+            ("a b", 1, ""),
+        ] {
             std::fs::write(&path, bad).unwrap();
-            assert!(Choices::default().with_file(Some(&path)).is_err(), "{bad}");
+            let Err(Failure::Message(told)) = Choices::default().with_file(Some(&path)) else { panic!("{bad}") };
+            let told = format!("{told:?}");
+            assert!(told.contains(&format!("line {line} of ")) && told.contains(option), "{bad}: {told}");
         }
         for (text, bytes) in [("24GB", 24_000_000_000), ("1 KiB", 1024), ("7", 7)] {
             assert_eq!(text.parse(), Ok(Size(bytes)));
