@@ -31,7 +31,9 @@ pub fn read_text(path: &Path) -> Result<String> {
             other => other.into(),
         })?
     };
-    String::from_utf8(bytes).map_err(|e| refuse(format!("expected UTF-8: {e}")))
+    let text = String::from_utf8(bytes).map_err(|e| refuse(format!("expected UTF-8: {e}")))?;
+    // A mark of UTF-8 before a text is none of it.
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 const READABLE: &str =

@@ -149,7 +149,10 @@ fn many_prompts_have_the_texts_of_each_alone() {
             }
         }
     }
-    assert_eq!(quiet(&many).lines().count(), prompts.len());
+    let told = quiet(&many);
+    assert_eq!(told.lines().count(), prompts.len());
+    fs::write(&file, format!("\u{feff}{}", prompts.join("\n"))).unwrap();
+    assert_eq!(quiet(&many), told, "a mark of UTF-8 is no text");
     fs::write(&file, format!("a\nb\n{}\nc", "x ".repeat(400))).unwrap();
     let error = fails(2, &[&many[..], &["--positions", "128"]].concat());
     assert!(error.contains("at most 128 tokens") && error.contains("line 3 of") && error.contains(&file), "{error}");

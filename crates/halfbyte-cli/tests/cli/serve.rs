@@ -111,6 +111,13 @@ fn a_server_answers_is_measured_and_ends_by_a_signal() {
         );
         assert!(fs::read_to_string(&plot).unwrap().contains("12 answers, 0 failed"));
     }
+    let prompts = here.path().join("prompts.jsonl");
+    fs::write(&prompts, "\u{feff}{\"prompt\": \"def \", \"max_tokens\": 5}\n{\"prompt\": [7, 8]}\n").unwrap();
+    let of_file =
+        ["bench", "serve", "--url", &url, "--model", "b", "--at-once", "1", "--prompts", prompts.to_str().unwrap()];
+    for (more, new_tokens) in [(&["--generate", "3"][..], 6), (&["--requests", "1"], 5)] {
+        assert_eq!(json(&[&of_file[..], more].concat())["new_tokens"], new_tokens);
+    }
     let refused =
         json_of_failure(&["bench", "serve", "--url", &url, "--model", "c", "--requests", "2", "--at-once", "1"]);
     assert!(refused.contains("2 failed: 404"), "{refused}");

@@ -24,6 +24,10 @@ pub fn documents(path: &Path) -> Result<Vec<String>> {
             return Ok(documents);
         }
         number += 1;
+        // A mark of UTF-8 before a text is none of it.
+        if number == 1 && line.starts_with("\u{feff}".as_bytes()) {
+            line.drain(.."\u{feff}".len());
+        }
         if line.trim_ascii().is_empty() {
             continue;
         }

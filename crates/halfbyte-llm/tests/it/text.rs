@@ -119,6 +119,10 @@ fn lines_that_are_no_documents_are_numbered() {
     };
     assert_eq!(read(b"{\"text\": \"a\\nb\"}\r\n\n  \n{\"id\": 7, \"text\": \"\"}").unwrap(), ["a\nb", ""]);
     assert_eq!(read(b"").unwrap(), [""; 0]);
+    // A mark of UTF-8 is skipped at the beginning, and nowhere else.
+    assert_eq!(read("\u{feff}{\"text\": \"\u{feff}\"}\n".as_bytes()).unwrap(), ["\u{feff}"]);
+    assert_eq!(read("\u{feff}\n{\"text\": \"a\"}".as_bytes()).unwrap(), ["a"]);
+    assert!(read("\n\u{feff}{\"text\": \"a\"}".as_bytes()).is_err());
     for bad in
         [&b"{\"text\": \"a\""[..], b"[1]", b"{\"txt\": \"a\"}", b"{\"text\": 3}", b"{\"text\": \"\xff\"}", b"\"text\""]
     {

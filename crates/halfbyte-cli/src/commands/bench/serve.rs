@@ -43,13 +43,13 @@ pub struct Args {
     /// Tokens of each prompt: as 512, 128..512, normal:512,64 or exponential:512.
     #[arg(long, value_name = "LENGTH", default_value = "512", conflicts_with = "prompts")]
     prompt: Lengths,
-    /// Tokens of each answer, in the same way.
-    #[arg(long, value_name = "LENGTH", default_value = "128")]
-    generate: Lengths,
+    /// Tokens of each answer, in the same way [default: what a line of --prompts says, else 128].
+    #[arg(long, value_name = "LENGTH")]
+    generate: Option<Lengths>,
     /// Random prompts are of ids from 10 to below this.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(11..))]
     vocab: u32,
-    /// Prompts of a file: an object a line with prompt (a text or token ids), and max_tokens if --generate does not say it.
+    /// Prompts of a file: an object a line with prompt (a text or token ids), and max_tokens, which counts where there is no --generate.
     #[arg(long, value_name = "FILE.jsonl")]
     prompts: Option<PathBuf>,
     /// Let the model end its texts; else it is told to write as many tokens as were asked for.
@@ -168,13 +168,14 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
 /// What is asked for.
 fn requests(args: &Args) -> Result<Vec<Wanted>> {
     let mut random = Random::new(args.seed);
+    let usual = args.generate.unwrap_or(Lengths::Fixed(128));
     let Some(path) = &args.prompts else {
         let ids = |count: usize, random: &mut Random| -> Vec<u32> {
             (0..count).map(|_| 10 + random.below(args.vocab as usize - 10) as u32).collect()
         };
         let wanted = |_| {
             let count = args.prompt.next(&mut random);
-            Wanted { prompt: json!(ids(count, &mut random)), max_tokens: args.generate.next(&mut random) }
+            Wanted { prompt: json!(ids(count, &mut random)), max_tokens: usual.next(&mut random) }
         };
         return Ok((0..args.requests.unwrap_or(100)).map(wanted).collect());
     };
@@ -188,7 +189,8 @@ fn requests(args: &Args) -> Result<Vec<Wanted>> {
         if !prompt.is_string() && !prompt.is_array() {
             return Err(bad(at + 1, "expected a prompt that is a text or a list of token ids".to_owned()));
         }
-        lines.push(Wanted { prompt, max_tokens: max_tokens.unwrap_or_else(|| args.generate.next(&mut random)) });
+        let of_line = max_tokens.filter(|_| args.generate.is_none());
+        lines.push(Wanted { prompt, max_tokens: of_line.unwrap_or_else(|| usual.next(&mut random)) });
     }
     if lines.is_empty() {
         return Err(bad(1, "expected at least one".to_owned()));

@@ -168,7 +168,9 @@ fn read(path: &Path) -> Result<String> {
         let cause = format!("expected at most {LONGEST_FILE} bytes");
         return Err(Failure::new(Exit::Input, format!("{} is too long", path.display()), cause, "check the path"));
     }
-    fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))
+    let text = fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))?;
+    // A mark of UTF-8 before a text is none of it.
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 impl Choices {
@@ -369,7 +371,8 @@ mod tests {
         let text = "port = 9000\nmemory = \"1.5GiB\"\ndrain-seconds = 2\napi-key-file = \"keys\"\n\
                     [[model]]\nname = \"a\"\npath = \"m\"\nparallel = 3\nquantize = \"w4a8-g128\"\n";
         std::fs::write(&path, text).unwrap();
-        std::fs::write(here.path().join("keys"), "first-key-of-this-file\n\n second-key-of-this-file \n").unwrap();
+        std::fs::write(here.path().join("keys"), "\u{feff}first-key-of-this-file\n\n second-key-of-this-file \n")
+            .unwrap();
         let said = Choices { port: Some(1), ..Choices::default() };
         let (all, models) = said.with_file(Some(&path)).unwrap();
         let settings = all.settings().unwrap();
