@@ -121,6 +121,9 @@ fn a_server_answers_is_measured_and_ends_by_a_signal() {
     let refused =
         json_of_failure(&["bench", "serve", "--url", &url, "--model", "c", "--requests", "2", "--at-once", "1"]);
     assert!(refused.contains("2 failed: 404"), "{refused}");
+    fs::write(&prompts, "{\"prompt\": \"def \"}\n{\"prompt\": [99999]}\n").unwrap();
+    let half = json_of_failure(&[&of_file[..], &["--generate", "2"]].concat());
+    assert!(half.contains("1 answered, 1 failed"), "{half}");
 
     // In the middle of an answer.
     let address = server.address.clone();

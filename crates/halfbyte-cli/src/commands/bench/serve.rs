@@ -21,7 +21,8 @@ use std::time::Duration;
 
 /// Measure a server of OpenAI's interface under load, of any make: times to the first token and for each further one, tokens a second.
 ///
-/// Requests go to /v1/completions, streamed, with prompts of random token ids unless a file has others.
+/// Requests go to /v1/completions, streamed, with prompts of random token ids unless a file has others. The exit status is 1 where a
+/// request failed.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("arrivals").required(true).args(["rate", "at_once"]))]
 pub struct Args {
@@ -151,17 +152,17 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         file.write_all(drawn.as_bytes()).map_err(|e| Failure::io("write", path, &e))?;
         file.commit()?;
     }
-    let failed = report.answered == 0;
+    let (failed, all) = (report.failed, report.answered + report.failed);
     let measured = Measured { url: args.url.clone(), model, arrivals, report };
     app.result(&measured, human)?;
     match failed {
-        true => Err(Failure::new(
+        0 => Ok(()),
+        _ => Err(Failure::new(
             Exit::No,
-            "no request was answered",
+            format!("{failed} of {all} requests failed"),
             "see the errors above",
             "look at the server's own log",
         )),
-        false => Ok(()),
     }
 }
 
