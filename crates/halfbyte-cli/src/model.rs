@@ -67,12 +67,13 @@ impl LoadArgs {
                 "leave --act out, or change the format",
             ));
         }
-        if self.rtn.search && self.quantize.is_none() {
-            return Err(Failure::usage(
-                "--search changes nothing without --quantize",
-                "only quantising searches for scales",
-                "add --quantize, as in --quantize w4a8-g128",
-            ));
+        let idle = [
+            ("--search", self.rtn.search, "only quantising searches for scales"),
+            ("--symmetric-range", self.rtn.symmetric_range == SymmetricRange::Full, "only quantising makes scales"),
+        ];
+        if let Some((option, _, why)) = idle.iter().find(|(_, given, _)| *given && self.quantize.is_none()) {
+            let what = format!("{option} changes nothing without --quantize");
+            return Err(Failure::usage(what, why, "add --quantize, as in --quantize w4a8-g128"));
         }
         let act = self.quantize.map(|format| format.act).or(act).unwrap_or(Act::A16);
         let device = device(app, act, self.tp.into())?;

@@ -77,6 +77,9 @@ fn wrong_usage_is_told_and_has_status_2() {
     fails(2, &["run", &m, "-p", "a", "--temperature", "-1"]);
     fails(2, &["run", &m, "-p", "a", "--act", "a8"]);
     fails(2, &["run", &m, "-p", "a", "--search"]);
+    assert!(
+        fails(2, &["run", &m, "-p", "a", "--symmetric-range", "full"]).contains("--symmetric-range changes nothing")
+    );
     fails(2, &["run", &m, "-p", "a", "--quantize", "w4a8-g128", "--act", "a16"]);
     fails(2, &["run", &m, "-p", &"word ".repeat(2000)]);
     fails(2, &["doctor", "--threads", "0"]);
