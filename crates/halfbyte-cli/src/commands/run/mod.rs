@@ -30,8 +30,9 @@ pub struct Args {
     /// Read the prompt from a file (- for standard input).
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Continue each line of a file (- for standard input), many at a time: one text a line, line breaks as \n and
-    /// backslashes as two, or with --json an object a line with index, text, tokens, finish and prompt_tokens.
+    /// Continue each line of a file (- for standard input), many at a time. Lines are taken as they are, backslashes too; of what is
+    /// written each text is a line, with line breaks as \n and backslashes as two, or with --json an object a line with index, text,
+    /// tokens, finish and prompt_tokens.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "chat", "stop", "stream", "logprobs"])]
     prompts: Option<PathBuf>,
     /// With --prompts: texts at a time, at most [default: 16].
