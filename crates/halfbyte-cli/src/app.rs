@@ -92,7 +92,7 @@ impl App {
         Err(Failure::new(
             Exit::Device,
             format!("device cuda:{number} is not available for this command"),
-            "GPUs are not supported here: run, eval, demo, and bench model, models, experts, matmul, conv, launch and ranks compute on them",
+            "GPUs are not supported here: run, serve, eval, demo, and bench model, models, experts, matmul, conv, launch and ranks compute on them",
             "use --device cpu, or leave --device out",
         ))
     }

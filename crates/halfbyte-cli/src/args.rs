@@ -16,9 +16,9 @@ pub struct Common {
     /// Print one JSON object instead of text.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Where to compute: cpu, cuda or cuda:I; auto takes the first GPU that works, else the CPU. Run, eval, demo and bench
-    /// model compute on GPUs; so does bench matmul, and explain tells of them, if asked for one; everything else is done by
-    /// the CPU. With --tp each rank of a machine has a GPU, in order, or those of cuda:I,J,...
+    /// Where to compute: cpu, cuda or cuda:I; auto takes the first GPU that works, else the CPU. Run, serve, eval, demo, and bench
+    /// model and models compute on GPUs; if asked for one, bench matmul, conv, experts, launch and ranks do too, and explain tells of
+    /// it. Everything else is done by the CPU. With --tp each rank of a machine has a GPU, in order, or those of cuda:I,J,...
     #[arg(long, global = true, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
     /// Threads to compute with [default: all that the system offers].

@@ -1,5 +1,6 @@
 //! What the system says of this machine and of this process.
 
+use halfbyte::cpu::isa::{Caps, Isa};
 use std::fs;
 
 /// Assumed where the system does not tell.
@@ -70,6 +71,8 @@ pub fn instruction_sets() -> Vec<(&'static str, bool)> {
         ("avx512vl", is_x86_feature_detected!("avx512vl")),
         ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
         ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
+        // That the system lets this process use.
+        ("amx", Caps::detect().isa == Isa::Amx),
     ];
     #[cfg(not(target_arch = "x86_64"))]
     Vec::new()
