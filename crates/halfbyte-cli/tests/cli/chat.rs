@@ -118,7 +118,8 @@ fn tokens_come_one_a_line_and_with_how_likely_they_were() {
     for (line, token) in tokens.iter().zip(whole["logprobs"].as_array().unwrap()) {
         assert_eq!((&line["logprob"], &line["top"]), (&token["logprob"], &token["top"]));
         let top: Vec<f64> = token["top"].as_array().unwrap().iter().map(|likely| number(likely, "logprob")).collect();
-        // Greedy: the chosen one is the most likely.
+        // Greedy: the chosen one is the most likely, and told as it stands in the text.
+        assert_eq!((&token["top"][0]["token"], &token["top"][0]["text"]), (&token["token"], &token["text"]));
         assert!(top.len() == 3 && top[0] == number(token, "logprob") && top.is_sorted_by(|a, b| a >= b), "{token}");
         assert!(top.iter().map(|p| p.exp()).sum::<f64>() <= 1.0 && top[0] < 0.0, "{token}");
     }

@@ -11,7 +11,7 @@ use crate::model::LoadArgs;
 use crate::start::{Laps, Start};
 use crate::text::{read_text, write_output, write_prose};
 use halfbyte_llm::{Generated, Model, Request, Sampling, Session, Tokenizer};
-use report::{Continuation, Token};
+use report::{Continuation, Texts, Token};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -128,7 +128,16 @@ fn continue_prompt(args: &Args, app: &App) -> Result<()> {
     let max_tokens = args.max_tokens.unwrap_or(128);
     let context = ids.len().saturating_add(max_tokens).min(config.spec.max_context);
     let mut session = Session::new(&model, &cpu, context)?;
-    let mut writer = Writer { args, app, model: &model, tokenizer: &tokenizer, start, laps, max_tokens };
+    let mut writer = Writer {
+        args,
+        app,
+        model: &model,
+        tokenizer: &tokenizer,
+        texts: Texts::new(&tokenizer),
+        start,
+        laps,
+        max_tokens,
+    };
     writer.write(&mut session, &ids, &config.eos).map(|_| ())
 }
 
@@ -139,6 +148,7 @@ struct Writer<'a> {
     app: &'a App,
     model: &'a Model,
     tokenizer: &'a Tokenizer,
+    texts: Texts<'a>,
     start: Start,
     laps: Laps,
     max_tokens: usize,
@@ -147,7 +157,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     /// Continues `ids`, of which the session may hold the beginning; gives what it wrote.
     fn write(&mut self, session: &mut Session<'_>, ids: &[u32], end_tokens: &[u32]) -> Result<String> {
-        let Self { args, app, model, tokenizer, start, laps, max_tokens } = self;
+        let Self { args, app, model, tokenizer, texts, start, laps, max_tokens } = self;
         let kept = session.keep_beginning(ids)?;
         let request = Request {
             prompt: &ids[kept..],
@@ -166,9 +176,9 @@ impl Writer<'_> {
                 text.push_str(piece.text);
                 let written = match (app.json(), args.stream) {
                     (false, _) => write_prose(piece.text),
-                    (true, true) => app.result(&Token::of(piece, tokenizer), |_| String::new()),
+                    (true, true) => app.result(&Token::of(piece, texts), |_| String::new()),
                     (true, false) => {
-                        tokens.extend(piece.logprobs.map(|_| Token::of(piece, tokenizer)));
+                        tokens.extend(piece.logprobs.map(|_| Token::of(piece, texts)));
                         Ok(())
                     }
                 };

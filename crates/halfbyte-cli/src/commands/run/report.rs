@@ -2,8 +2,10 @@
 
 use crate::start::Start;
 use crate::text::rate;
+use halfbyte_llm::tokenizer::TokenBytes;
 use halfbyte_llm::{Finish, LogProb, LogProbs, Piece, Tokenizer};
 use serde::Serialize;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// A text and how it came.
@@ -56,23 +58,41 @@ pub struct Token {
 #[derive(Serialize)]
 struct Likely {
     token: u32,
-    /// As it stands in the vocabulary.
+    /// What it is in a text; of a special token its name.
     text: String,
     logprob: f32,
 }
 
 impl Token {
-    pub fn of(piece: Piece<'_>, tokenizer: &Tokenizer) -> Self {
-        let likely = |&LogProb { token, logprob }: &LogProb| Likely {
-            token,
-            text: tokenizer.token(token).unwrap_or_default(),
-            logprob,
-        };
+    pub fn of(piece: Piece<'_>, texts: &Texts<'_>) -> Self {
+        let likely = |&LogProb { token, logprob }: &LogProb| Likely { token, text: texts.of(token), logprob };
         Self {
             token: piece.token,
             text: piece.text.to_owned(),
             logprob: piece.logprobs.map(|LogProbs { chosen, .. }| chosen.logprob),
             top: piece.logprobs.map(|LogProbs { top, .. }| top.iter().map(likely).collect()),
+        }
+    }
+}
+
+/// What each token is in a text.
+#[derive(Debug)]
+pub struct Texts<'a> {
+    tokenizer: &'a Tokenizer,
+    bytes: OnceLock<Vec<TokenBytes>>,
+}
+
+impl<'a> Texts<'a> {
+    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+        Self { tokenizer, bytes: OnceLock::new() }
+    }
+
+    fn of(&self, token: u32) -> String {
+        // Where tokens are no texts of their own, they are told as they stand in the vocabulary.
+        let bytes = self.bytes.get_or_init(|| self.tokenizer.bytes_of_tokens().unwrap_or_default());
+        match bytes.get(token as usize) {
+            Some(TokenBytes { bytes, .. }) => String::from_utf8_lossy(bytes).into_owned(),
+            None => self.tokenizer.token(token).unwrap_or_default(),
         }
     }
 }
