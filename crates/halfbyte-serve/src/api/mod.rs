@@ -56,7 +56,14 @@ impl Job {
         let limit = limits.body_bytes;
         let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
         if announced.is_some_and(|bytes| bytes > limit as u64) {
-            discard(body, limit.saturating_mul(4), limits.read).await;
+            // Who waits to be told to go on sends nothing, unless it is read.
+            let waits = parts
+                .headers
+                .get(header::EXPECT)
+                .is_some_and(|what| what.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+            if !waits {
+                discard(body, limit.saturating_mul(4), limits.read).await;
+            }
             return Err(ApiError::too_large(limit));
         }
         let read = tokio::time::timeout(limits.read, Limited::new(body, limit).collect()).await;

@@ -76,6 +76,10 @@ async fn bad_requests_are_told_what_is_wrong() {
             status
         );
     }
+    // Who asks before it sends a body that is too large is told so at once, and not to go on.
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    let (status, answer) = raw(&server, &format!("{head}content-length: 30000\r\nexpect: 100-continue\r\n\r\n")).await;
+    assert!(status == 413 && answer.contains("request_too_large"), "{answer}");
     for (method, path, status) in [
         ("GET", "/v1/completions", 405),
         ("POST", "/v1/models", 405),
@@ -87,6 +91,16 @@ async fn bad_requests_are_told_what_is_wrong() {
         assert_eq!(send(server.address, method, path, &[], Bytes::new()).await.error().0, status, "{path}");
     }
     server.finish().await;
+}
+
+/// The status and text of what comes for a head, long before the time for a body is over.
+async fn raw(server: &Running, head: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 4096];
+    let read = tokio::time::timeout(Duration::from_secs(10), stream.read(&mut answer)).await.unwrap().unwrap();
+    let answer = String::from_utf8(answer[..read].to_vec()).unwrap();
+    (answer.split(' ').nth(1).unwrap().parse().unwrap(), answer)
 }
 
 #[tokio::test(flavor = "multi_thread")]
