@@ -9,7 +9,7 @@ use crate::random;
 use crate::record::Record;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, Version, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -64,7 +64,7 @@ async fn note(State(app): State<Arc<App>>, mut request: Request, next: Next) -> 
     let path = request.extensions().get::<MatchedPath>().map_or("", |path| known(path.as_str()));
     let record = Record::new(id, request.method().as_str(), path, app.metrics.clone());
     request.extensions_mut().insert(record.clone());
-    let mut response = match check_host(&app, request.headers()) {
+    let mut response = match check_host(&app, &request) {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     };
@@ -111,12 +111,22 @@ async fn let_in(State(app): State<Arc<App>>, mut request: Request, next: Next) -
 
 /// Without keys, a name of this server's own choosing: a page from elsewhere could make its name mean this machine, and ask what it
 /// likes.
-fn check_host(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
+fn check_host(app: &App, request: &Request) -> Result<(), ApiError> {
+    let hosts: Vec<&HeaderValue> = request.headers().get_all(header::HOST).iter().collect();
+    if hosts.len() > 1 || (hosts.is_empty() && request.version() == Version::HTTP_11) {
+        return Err(ApiError::invalid("The header `Host` must be there once."));
+    }
     if !app.keys.is_empty() {
         return Ok(());
     }
-    let Some(host) = headers.get(header::HOST) else { return Ok(()) };
-    let host = host.to_str().unwrap_or_default();
+    // A target may name the host too, and counts before the header then.
+    let of_target = request.uri().authority().map(|authority| authority.host());
+    let of_header = hosts.iter().map(|host| host.to_str().unwrap_or_default());
+    of_target.into_iter().chain(of_header).try_for_each(|host| check_name(app, host))
+}
+
+/// Refuses the name of another host, with or without a port.
+fn check_name(app: &App, host: &str) -> Result<(), ApiError> {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),

@@ -80,6 +80,21 @@ async fn bad_requests_are_told_what_is_wrong() {
     let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
     let (status, answer) = raw(&server, &format!("{head}content-length: 30000\r\nexpect: 100-continue\r\n\r\n")).await;
     assert!(status == 413 && answer.contains("request_too_large"), "{answer}");
+    // HTTP/1.1 has one name of the host; one in the target is looked at like that of the header.
+    for (head, status) in [
+        ("GET /v1/models HTTP/1.1\r\n", 400),
+        ("GET /health HTTP/1.1\r\n", 400),
+        ("GET /v1/models HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n", 400),
+        ("GET /v1/models HTTP/1.0\r\n", 200),
+        ("GET http://elsewhere.example/v1/models HTTP/1.1\r\nhost: localhost\r\n", 403),
+        ("GET http://localhost:80/v1/models HTTP/1.1\r\nhost: elsewhere.example\r\n", 403),
+        ("GET http://localhost:80/v1/models HTTP/1.1\r\nhost: localhost:80\r\n", 200),
+        ("GET http://localhost:80@elsewhere.example/v1/models HTTP/1.1\r\nhost: localhost\r\n", 403),
+        ("GET http://localhost@elsewhere.example/v1/models HTTP/1.1\r\nhost: localhost\r\n", 403),
+    ] {
+        let (got, answer) = raw(&server, &format!("{head}\r\n")).await;
+        assert_eq!(got, status, "{head} {answer}");
+    }
     for (method, path, status) in [
         ("GET", "/v1/completions", 405),
         ("POST", "/v1/models", 405),
