@@ -73,9 +73,16 @@ impl Gate {
         Arc::new(Self { limits, texts: Mutex::default() })
     }
 
-    /// Lets a client in with so many texts, until what it gets is dropped. Errors: more than one may have, more than all may have.
+    /// Lets a client in with so many texts, until what it gets is dropped. Errors: more than there is ever room for, more than one may
+    /// have, more than all may have.
     pub fn enter(self: &Arc<Self>, client: Client, texts: usize) -> Result<Pass, ApiError> {
         let Limits { texts: most, texts_of_client, .. } = self.limits;
+        let ever = most.min(texts_of_client);
+        if texts > ever {
+            return Err(ApiError::invalid(format!(
+                "Too many texts in one request: at most {ever} are taken at once, and this asks for {texts}."
+            )));
+        }
         let mut inside = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
         let own = inside.1.get(&client).copied().unwrap_or(0);
         if own.saturating_add(texts) > texts_of_client {
@@ -155,7 +162,12 @@ mod tests {
         assert_eq!(status(gate.enter(Client::Key(0), 1)), Err(StatusCode::TOO_MANY_REQUESTS));
         let second = gate.enter(Client::Key(1), 2).unwrap();
         assert_eq!(status(gate.enter(Client::Key(2), 1)), Err(StatusCode::SERVICE_UNAVAILABLE));
-        assert_eq!(status(gate.enter(Client::Key(2), usize::MAX)), Err(StatusCode::TOO_MANY_REQUESTS));
+        // What no waiting helps is no matter of now.
+        for texts in [4, 6, usize::MAX] {
+            assert_eq!(status(gate.enter(Client::Key(2), texts)), Err(StatusCode::BAD_REQUEST));
+        }
+        let smaller = Gate::new(Limits { texts: 2, texts_of_client: 3, ..Limits::default() });
+        assert_eq!(status(smaller.enter(Client::Key(0), 3)), Err(StatusCode::BAD_REQUEST));
         drop(first);
         assert_eq!(status(gate.enter(Client::Key(2), 3)), Ok(()));
         drop(second);
