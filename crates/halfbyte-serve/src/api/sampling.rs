@@ -115,7 +115,9 @@ fn biases(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError
         return Err(wrong_value(&path, &format!("at most {MOST_BIASES} tokens")));
     }
     let bias = |(token, bias): (String, Value)| {
-        let id: u64 = token.parse().map_err(|_| wrong_value(&path, "token ids as names"))?;
+        // As JSON spells integers, so that no token has two names.
+        let id = token.parse().ok().filter(|id: &u64| id.to_string() == token);
+        let id = id.ok_or_else(|| wrong_value(&path, "token ids as names"))?;
         let Some(known) = u32::try_from(id).ok().filter(|&id| (id as usize) < vocab) else {
             let message = format!("Invalid value for '{path}': token {id} is unknown: ids are below {vocab}.");
             return Err(ApiError::field(&path, "invalid_value", message));

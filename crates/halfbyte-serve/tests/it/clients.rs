@@ -34,6 +34,8 @@ async fn bad_requests_are_told_what_is_wrong() {
         (with(json!({"stop": 5})), 400, Some("stop"), Some("invalid_type")),
         (with(json!({"stop": [""]})), 400, Some("stop"), Some("invalid_value")),
         (with(json!({"logit_bias": {"x": 1}})), 400, Some("logit_bias"), Some("invalid_value")),
+        (with(json!({"logit_bias": {"+5": 1}})), 400, Some("logit_bias"), Some("invalid_value")),
+        (with(json!({"logit_bias": {"05": 1}})), 400, Some("logit_bias"), Some("invalid_value")),
         (with(json!({"logit_bias": {"4096": 100}})), 400, Some("logit_bias"), Some("invalid_value")),
         (with(json!({"logit_bias": {"5000000000": 1}})), 400, Some("logit_bias"), Some("invalid_value")),
         (with(json!({"logit_bias": {"1": 101}})), 400, Some("logit_bias.1"), Some("invalid_value")),
