@@ -28,15 +28,11 @@ pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Jso
     let mut handles = Vec::with_capacity(inputs.len());
     let mut tokens = 0;
     for input in inputs {
-        let mut ids = match input {
+        let ids = match input {
             Ok(text) => job.encode(text, true, "input").await?,
             Err(ids) => ids,
         };
         job.check_prompt(ids.len(), "input")?;
-        // An empty text has what begins one, or nothing.
-        if ids.is_empty() {
-            ids.extend(job.served.end_tokens.first());
-        }
         tokens += ids.len();
         handles.push(job.served.queue()?.submit_vector(ids).map_err(|e| ApiError::of_model(e, "input"))?);
     }
@@ -91,6 +87,13 @@ fn inputs(fields: &mut Fields, vocab: usize) -> Result<Vec<Result<String, Vec<u3
         },
         other => return Err(wrong(&other)),
     };
+    let empty = |input: &Result<String, Vec<u32>>| match input {
+        Ok(text) => text.is_empty(),
+        Err(ids) => ids.is_empty(),
+    };
+    if inputs.iter().any(empty) {
+        return Err(wrong_value("input", "texts of at least one character, or of at least one token"));
+    }
     match inputs.len() {
         0 => Err(wrong_value("input", "at least one text")),
         count if count > MOST_CHOICES => Err(wrong_value("input", &format!("at most {MOST_CHOICES} texts"))),

@@ -208,6 +208,10 @@ async fn embeddings_are_of_length_one_and_alike_where_texts_are() {
     let one = json!({"model": "m", "input": texts[0], "encoding_format": "base64"});
     let encoded = server.post("/v1/embeddings", &one).await.good()["data"][0]["embedding"].as_str().unwrap().to_owned();
     assert_eq!(encoded.len(), (384usize * 4).div_ceil(3) * 4);
+    for empty in [json!(""), json!([]), json!([[]]), json!(["x", ""]), json!([[7], []])] {
+        let (status, param, code) = server.post("/v1/embeddings", &json!({"input": empty})).await.error();
+        assert_eq!((status, param.as_deref(), code.as_deref()), (400, Some("input"), Some("invalid_value")), "{empty}");
+    }
     let bad = json!({"model": "m", "input": "x", "dimensions": 3});
     assert_eq!(server.post("/v1/embeddings", &bad).await.error().1.as_deref(), Some("dimensions"));
     server.finish().await;
