@@ -35,5 +35,5 @@ pub use engine::Ended;
 pub use error::{Error, Result};
 pub use metrics::resident;
 pub use served::Served;
-pub use server::Server;
+pub use server::{Reserved, Server};
 pub use settings::{Limits, Settings};

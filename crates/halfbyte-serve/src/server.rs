@@ -18,13 +18,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
 /// Bytes of a request's head, and of what waits to be written.
 const MOST_BUFFERED: usize = 64 << 10;
+
+/// Connections that the system holds until they are accepted.
+const MOST_WAITING: u32 = 1024;
 
 /// Time beyond the limit in which connections that are broken off let go of what they have.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -45,11 +48,22 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-impl Server {
-    /// Listens. Errors: settings that make no sense, no models or two of one name, certificates that cannot be used, an address that is
-    /// not to be had.
-    pub async fn bind(settings: Settings, models: Vec<Served>) -> Result<Self> {
-        settings.check()?;
+/// An address that is taken, and certificates that were read, before models are loaded: nobody can connect yet.
+#[derive(Debug)]
+pub struct Reserved {
+    settings: Settings,
+    socket: TcpSocket,
+    tls: Option<Tls>,
+}
+
+impl Reserved {
+    /// Listens. Errors: no models or two of one name, an address that somebody else listens on by now.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime of tokio.
+    pub fn listen(self, models: Vec<Served>) -> Result<Server> {
+        let Self { settings, socket, tls } = self;
         let refuse =
             |expected: &str, got: String| Error::Settings { what: "models", expected: expected.to_owned(), got };
         if models.is_empty() {
@@ -59,12 +73,34 @@ impl Server {
         if let Some(at) = twice {
             return Err(refuse("a name of its own for each", format!("two of the name {}", models[at].name)));
         }
+        let address = settings.address.to_string();
+        let listener = socket.listen(MOST_WAITING).map_err(|source| Error::Listen { address, source })?;
+        let app = App::new(settings, models.into_iter().map(Arc::new).collect());
+        Ok(Server { app, listener, tls })
+    }
+}
+
+impl Server {
+    /// Takes the address. Errors: settings that make no sense, certificates that cannot be used, an address that is not to be had.
+    pub fn reserve(settings: Settings) -> Result<Reserved> {
+        settings.check()?;
         let tls = settings.tls.as_ref().map(|(chain, key)| tls::acceptor(chain, key)).transpose()?.map(Tls);
         let address = settings.address;
-        let listener = TcpListener::bind(address).await;
-        let listener = listener.map_err(|source| Error::Listen { address: address.to_string(), source })?;
-        let app = App::new(settings, models.into_iter().map(Arc::new).collect());
-        Ok(Self { app, listener, tls })
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+        let bound = socket.and_then(|socket| {
+            // Elsewhere this would let two listen on one port.
+            #[cfg(unix)]
+            socket.set_reuseaddr(true)?;
+            socket.bind(address)?;
+            Ok(socket)
+        });
+        let socket = bound.map_err(|source| Error::Listen { address: address.to_string(), source })?;
+        Ok(Reserved { settings, socket, tls })
+    }
+
+    /// Listens. Errors: those of [`Server::reserve`] and [`Reserved::listen`].
+    pub async fn bind(settings: Settings, models: Vec<Served>) -> Result<Self> {
+        Self::reserve(settings)?.listen(models)
     }
 
     /// Where it listens. Error: the system does not say.

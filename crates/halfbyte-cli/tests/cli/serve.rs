@@ -4,7 +4,7 @@ use crate::support::{fails, halfbyte, json, model, text};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use tempfile::TempDir;
 
@@ -189,7 +189,7 @@ fn what_cannot_be_served_is_refused() {
     };
     fails(2, &["serve"]);
     fails(2, &["serve", &m, "--tls-cert", "x.pem"]);
-    fails(2, &["serve", &m, "--memory", "1MB"]);
+    fails(2, &["serve", &m, "--port", "0", "--memory", "1MB"]);
     fails(2, &["serve", &m, "--stall-seconds", "-1"]);
     fails(2, &["serve", &m, "--max-requests", "0"]);
     fails(2, &["serve", &m, "--tp", "2"]);
@@ -201,7 +201,11 @@ fn what_cannot_be_served_is_refused() {
         assert!(text(&out.stderr).contains("HALFBYTE_API_KEYS is set and holds no key"), "{keys:?}");
     }
     fails(3, &["serve", &m, "--config", &file("bad.toml", "porte = 1")]);
-    fails(3, &["serve", "/nowhere"]);
+    fails(3, &["serve", "/nowhere", "--port", "0"]);
+    // A port that is taken is told before models are looked at.
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    assert!(fails(4, &["serve", "/nowhere", "--port", &port]).contains("--port"));
     fails(2, &["bench", "serve", "--url", "https://x", "--at-once", "1"]);
     fails(2, &["bench", "serve"]);
     let plot = here.path().join("missing/plot.svg").display().to_string();

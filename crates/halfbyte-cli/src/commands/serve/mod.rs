@@ -13,7 +13,7 @@ use halfbyte_checkpoint::Weights;
 use halfbyte_llm::chat::ChatTemplate;
 use halfbyte_llm::schedule::Options;
 use halfbyte_llm::{Model, Tokenizer};
-use halfbyte_serve::{Error as ServeError, Served, Server, Settings};
+use halfbyte_serve::{Error as ServeError, Reserved, Served, Server};
 use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -76,8 +76,11 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let folders: Vec<&Path> = wanted.iter().map(|model| model.path.as_path()).collect();
     args.load.one_rank("a server", &folders)?;
     let settings = choices.settings()?;
-    settings.check().map_err(Failure::from)?;
-    if settings.keys.is_empty() && !settings.address.ip().to_canonical().is_loopback() {
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
+    let open = settings.keys.is_empty() && !settings.address.ip().to_canonical().is_loopback();
+    // Before models are loaded: nobody waits for a port that is taken, and nobody can connect to a server that is not ready.
+    let reserved = Server::reserve(settings)?;
+    if open {
         app.note("note: there are no API keys: whoever reaches this machine may use the server");
     }
     log(choices.log_json(), app.quiet());
@@ -93,17 +96,16 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         served.push(one);
         listed.push(told);
     }
-    listen(settings, served, listed, app)
+    listen(reserved, scheme, served, listed, app)
 }
 
-fn listen(settings: Settings, served: Vec<Served>, listed: Vec<Listed>, app: &App) -> Result<()> {
+fn listen(reserved: Reserved, scheme: &str, served: Vec<Served>, listed: Vec<Listed>, app: &App) -> Result<()> {
     let threads = HTTP_THREADS.min(app.threads().max(2));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
     let runtime = runtime.map_err(|e| Failure::device("cannot start threads for connections", e.to_string()))?;
     let cooperate = interrupt::cooperate();
-    let scheme = if settings.tls.is_some() { "https" } else { "http" };
     let ended = runtime.block_on(async {
-        let server = Server::bind(settings, served).await?;
+        let server = reserved.listen(served)?;
         let listening = Listening { address: format!("{scheme}://{}", server.address()?), models: listed };
         app.result(&listening, |listening| {
             let names: Vec<&str> = listening.models.iter().map(|model| model.name.as_str()).collect();
@@ -192,7 +194,8 @@ impl From<ServeError> for Failure {
         let text = error.to_string();
         match error {
             ServeError::Listen { address, source } => {
-                Self::device(format!("cannot listen on {address}"), source.to_string())
+                let help = "choose another --port (0 takes a free one) or --host";
+                Self::new(Exit::Device, format!("cannot listen on {address}"), source.to_string(), help)
             }
             ServeError::File { path, expected, got } => Self::new(
                 Exit::Input,
