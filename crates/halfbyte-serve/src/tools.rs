@@ -9,6 +9,7 @@
 use crate::grammar::{Form, spaced};
 use crate::random;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// How a model writes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,10 +94,10 @@ impl ToolForm {
         }
     }
 
-    /// The calls of a text that begins with a mark; None: it is none of this form.
-    fn calls(self, text: &str) -> Option<Vec<Call>> {
+    /// The calls of a text that begins with a mark; None: it is none of this form, or calls what is none of these functions.
+    fn calls(self, text: &str, known: &[String]) -> Option<Vec<Call>> {
         let call = |value: &Value| {
-            let name = value.get("name")?.as_str()?.to_owned();
+            let name = value.get("name")?.as_str().filter(|name| known.iter().any(|known| known == name))?.to_owned();
             let arguments = value.get("arguments").or_else(|| value.get("parameters"))?;
             let arguments = match arguments {
                 Value::String(json) => json.clone(),
@@ -105,37 +106,42 @@ impl ToolForm {
             };
             Some(Call { id: self.id(), name, arguments })
         };
-        let json = |text: &str| serde_json::from_str::<Value>(text.trim()).ok();
         let calls: Option<Vec<Call>> = match self {
             Self::Hermes => {
-                let parts = text.split(OPEN).skip(1);
-                let of_part = |part: &str| {
-                    let (inside, after) = part.split_once(CLOSE).unwrap_or((part, ""));
-                    after.trim().is_empty().then(|| call(&json(inside)?)).flatten()
-                };
-                parts.map(of_part).collect()
+                let (mut rest, mut calls) = (text.trim(), Vec::new());
+                while let Some(inside) = rest.strip_prefix(OPEN) {
+                    let (value, after) = json(inside)?;
+                    calls.push(call(&value)?);
+                    rest = after.strip_prefix(CLOSE).unwrap_or(after).trim_start();
+                }
+                rest.is_empty().then_some(calls)
             }
             Self::Mistral => {
-                let mut calls = Vec::new();
-                for part in text.split(MARK).skip(1).map(str::trim) {
-                    if part.starts_with('[') {
-                        calls.extend(json(part)?.as_array()?.iter().map(call).collect::<Option<Vec<_>>>()?);
+                let (mut rest, mut calls) = (text.trim(), Vec::new());
+                while let Some(inside) = rest.strip_prefix(MARK) {
+                    let inside = inside.trim_start();
+                    if inside.starts_with('[') {
+                        let (list, after) = json(inside)?;
+                        calls.extend(list.as_array()?.iter().map(call).collect::<Option<Vec<_>>>()?);
+                        rest = after;
                         continue;
                     }
-                    let (name, arguments) = part.split_at(part.find('{')?);
+                    let (name, arguments) = inside.split_at(inside.find('{')?);
                     let name = name.trim().trim_end_matches("[ARGS]").trim();
-                    calls.push(call(&json!({"name": name, "arguments": json(arguments)?}))?);
+                    let (arguments, after) = json(arguments)?;
+                    calls.push(call(&json!({"name": name, "arguments": arguments}))?);
+                    rest = after;
                 }
-                Some(calls)
+                rest.is_empty().then_some(calls)
             }
             Self::Llama3 => {
                 let text = text.trim();
                 let mut rest = text.strip_prefix(TAG).unwrap_or(text);
                 let mut calls = Vec::new();
                 while !rest.trim().is_empty() {
-                    let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
-                    calls.push(call(&values.next()?.ok()?)?);
-                    rest = rest[values.byte_offset()..].trim_start().trim_start_matches(';');
+                    let (value, after) = json(rest)?;
+                    calls.push(call(&value)?);
+                    rest = after.trim_start_matches(';');
                 }
                 Some(calls)
             }
@@ -144,10 +150,19 @@ impl ToolForm {
     }
 }
 
+/// The value of JSON that a text begins with, and what follows it and spaces.
+fn json(text: &str) -> Option<(Value, &str)> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let value = values.next()?.ok()?;
+    Some((value, text[values.byte_offset()..].trim_start()))
+}
+
 /// Parts a text in what is said and what is called, as it comes.
 #[derive(Debug)]
 pub struct Splitter {
     form: ToolForm,
+    /// Names of functions.
+    known: Arc<[String]>,
     /// What may be the beginning of a call, or is one.
     held: String,
     calling: bool,
@@ -155,9 +170,9 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// For a text of this form.
-    pub fn new(form: ToolForm) -> Self {
-        Self { form, held: String::new(), calling: false, begun: false }
+    /// For a text of this form, with names of functions that may be called.
+    pub fn new(form: ToolForm, known: Arc<[String]>) -> Self {
+        Self { form, known, held: String::new(), calling: false, begun: false }
     }
 
     /// Takes a piece of text; gives what of it is said.
@@ -191,7 +206,7 @@ impl Splitter {
 
     /// Ends the text: what is said besides, and the calls.
     pub fn finish(self) -> (String, Vec<Call>) {
-        match self.calling.then(|| self.form.calls(&self.held)).flatten() {
+        match self.calling.then(|| self.form.calls(&self.held, &self.known)).flatten() {
             Some(calls) => (String::new(), calls),
             None => (self.held, Vec::new()),
         }
@@ -206,7 +221,7 @@ mod tests {
     fn split(form: ToolForm, text: &str) -> (String, Vec<(String, String)>) {
         let mut all = Vec::new();
         for size in [1, 2, 3, 7, 1000] {
-            let mut splitter = Splitter::new(form);
+            let mut splitter = Splitter::new(form, ["f", "g"].map(str::to_owned).into());
             let characters: Vec<char> = text.chars().collect();
             let mut said: String =
                 characters.chunks(size).map(|piece| splitter.push(&piece.iter().collect::<String>())).collect();
@@ -228,7 +243,20 @@ mod tests {
         let (said, called) = split(ToolForm::Hermes, text);
         assert_eq!(said, "Let me see.\n");
         assert_eq!(called, calls(&[("f", "{\"a\":\"é<\"}"), ("g", "{}")]));
-        for plain in ["a < b <tool", "", "<tool_call>{broken</tool_call>", "<tool_call>{\"name\": 1}</tool_call>"] {
+        // Tags within arguments are text; between calls there may be spaces alone.
+        let text = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"x</tool_call> y<tool_call>{}\"}} </tool_call> \n<tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call>\n";
+        let expected = calls(&[("f", "{\"a\":\"x</tool_call> y<tool_call>{}\"}"), ("g", "{}")]);
+        assert_eq!(split(ToolForm::Hermes, text), (String::new(), expected));
+        let unknown = "<tool_call>{\"name\": \"h\", \"arguments\": {}}</tool_call>";
+        let between = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call> or not";
+        for plain in [
+            unknown,
+            between,
+            "a < b <tool",
+            "",
+            "<tool_call>{broken</tool_call>",
+            "<tool_call>{\"name\": 1}</tool_call>",
+        ] {
             assert_eq!(split(ToolForm::Hermes, plain), (plain.to_owned(), vec![]));
         }
     }
@@ -242,7 +270,12 @@ mod tests {
         let text =
             " <|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": 1}}; {\"name\": \"g\", \"parameters\": {}}";
         assert_eq!(split(ToolForm::Llama3, text), (String::new(), calls(&[("f", "{\"a\":1}"), ("g", "{}")])));
-        for plain in ["say {\"name\": \"f\", \"parameters\": {}}", "{\"x\": 1}", " <|pyth", "  "] {
+        let text = "[TOOL_CALLS]f[ARGS]{\"a\": \"[TOOL_CALLS]\"}[TOOL_CALLS] [{\"name\": \"g\", \"arguments\": {}}]";
+        let expected = calls(&[("f", "{\"a\":\"[TOOL_CALLS]\"}"), ("g", "{}")]);
+        assert_eq!(split(ToolForm::Mistral, text), (String::new(), expected));
+        // An answer that only looks like a call.
+        let answer = "{\"name\": \"Ann\", \"parameters\": {}}";
+        for plain in [answer, "say {\"name\": \"f\", \"parameters\": {}}", "{\"x\": 1}", " <|pyth", "  "] {
             assert_eq!(split(ToolForm::Llama3, plain), (plain.to_owned(), vec![]));
         }
     }

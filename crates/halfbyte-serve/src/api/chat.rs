@@ -41,6 +41,8 @@ pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Res
     let (form, splits) = with_tools(&job.served, tools.as_ref(), form)?;
     let pass = job.enter(common.n)?;
     let parallel = tools.as_ref().is_none_or(|tools| tools.parallel);
+    let names = tools.iter().flat_map(|tools| tools.functions.iter().map(|(name, _)| name.clone()));
+    let names: Arc<[String]> = names.collect();
     let conversation = Conversation { messages: turns, tools: tools.map(|tools| tools.list), documents: None };
     let served = job.served.clone();
     let render = move || {
@@ -71,7 +73,7 @@ pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Res
         id: format!("chatcmpl-{}", random::letters(24)),
         created: now(),
         served: job.served.clone(),
-        splitters: (0..n).map(|_| splits.map(Splitter::new)).collect(),
+        splitters: (0..n).map(|_| splits.map(|form| Splitter::new(form, names.clone()))).collect(),
         parallel,
         logprobs: logprobs.is_some(),
         include_usage: common.include_usage,
@@ -131,7 +133,11 @@ fn with_tools(
 ) -> Result<(Option<Form>, Option<ToolForm>), ApiError> {
     let Some(tools) = tools else { return Ok((form, None)) };
     let functions = match &tools.choice {
-        ToolChoice::None | ToolChoice::Auto => return Ok((form, served.tool_form)),
+        // A text that must keep to a schema is the answer, whatever it looks like.
+        ToolChoice::None | ToolChoice::Auto => {
+            let splits = served.tool_form.filter(|_| form.is_none());
+            return Ok((form, splits));
+        }
         ToolChoice::Required => tools.functions.clone(),
         ToolChoice::Named(name) => tools.functions.iter().filter(|(known, _)| known == name).cloned().collect(),
     };
