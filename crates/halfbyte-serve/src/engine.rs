@@ -1,6 +1,7 @@
 //! The thread that writes a model's texts, and what others see of it.
 
 use crate::error::{Error, Result};
+use crate::grammar::STACK;
 use halfbyte::cpu::Cpu;
 use halfbyte_llm::Model;
 use halfbyte_llm::schedule::{Counts, Options, Queue, Scheduler};
@@ -56,7 +57,7 @@ impl Engine {
                 *lock(&of_thread.ended) = Some(Ended { counts: *lock(&of_thread.counts), failure });
             }
         };
-        let thread = Builder::new().name(format!("engine {name}")).spawn(run);
+        let thread = Builder::new().name(format!("engine {name}")).stack_size(STACK).spawn(run);
         let thread = thread.map_err(|source| Error::Start { what: "a thread for a model", source })?;
         let refused = |why: String| Error::Model { model: name.to_owned(), why };
         let queue = first.recv().map_err(|_| refused("its thread panicked".to_owned()))?.map_err(refused)?;

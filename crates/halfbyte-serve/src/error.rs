@@ -36,6 +36,14 @@ impl ApiError {
         Self { param: Some(param.into()), code: Some(code), ..Self::invalid(message) }
     }
 
+    /// A schema that is wrong or not served, in a field of a response's form or of a function; or one that a text could not keep to.
+    pub fn schema(param: impl Into<String>, why: &str) -> Self {
+        let param = param.into();
+        let code = if param.starts_with("tools") { "invalid_function_parameters" } else { "invalid_json_schema" };
+        let message = format!("Invalid schema in '{param}': {why}.");
+        Self::field(param, code, message)
+    }
+
     /// No model of this name.
     pub fn unknown_model(name: &str) -> Self {
         let message = format!("The model `{name}` does not exist or you do not have access to it.");

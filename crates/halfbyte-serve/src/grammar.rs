@@ -3,6 +3,10 @@
 //! *Source:* llguidance computes which tokens may come next, within bounds of its own: of the grammar, of the states of its lexer, and
 //! of the work for a token.
 
+use crate::error::ApiError;
+use crate::schema;
+use crate::served::Served;
+use crate::tools::{Function, ToolForm};
 use halfbyte_llm::tokenizer::TokenBytes;
 use halfbyte_llm::{Constraint, Error, Result, Tokenizer};
 use llguidance::api::{ParserLimits, TopLevelGrammar};
@@ -11,20 +15,56 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout_at;
 
-/// States of a lexer, each of which takes some kilobytes.
+/// States of a lexer, each of which takes some kilobytes. Texts of one request share them.
 const MOST_LEXER_STATES: usize = 20_000;
 
 /// Parts of a grammar.
 const LARGEST_GRAMMAR: usize = 100_000;
+
+/// Steps of the lexer while a grammar is made: some tenths of a second.
+const MOST_FUEL: u64 = 100_000;
+
+/// Steps of the lexer for the mask of one token.
+const MOST_FUEL_OF_STEP: u64 = 200_000;
+
+/// Bytes of the stack of a thread that makes grammars or follows them: llguidance descends as deep as [`schema`] lets schemas be.
+pub const STACK: usize = 64 << 20;
+
+/// Grammars that are made at once.
+static AT_ONCE: Semaphore = Semaphore::const_new(2);
+
+/// The operation that errors of a grammar name.
+pub const OP: &str = "grammar";
 
 /// What an answer must be.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Form {
     /// JSON that a schema describes.
     Schema(Value),
-    /// A grammar in Lark's language, with JSON schemas in it.
-    Lark(String),
+    /// A call of one of several functions.
+    Call(ToolForm, Vec<Function>),
+}
+
+impl Form {
+    /// The field of a request that asks for it.
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::Schema(_) => "response_format",
+            Self::Call(..) => "tools",
+        }
+    }
+}
+
+/// Why no grammar is made of a form.
+#[derive(Debug)]
+struct Refused {
+    /// The field that is wrong.
+    field: String,
+    why: String,
 }
 
 /// Makes constraints for a model's vocabulary.
@@ -87,30 +127,122 @@ impl Grammars {
         *factory.limits_mut() = ParserLimits {
             max_lexer_states: MOST_LEXER_STATES,
             max_grammar_size: LARGEST_GRAMMAR,
+            initial_lexer_fuel: MOST_FUEL,
+            step_lexer_fuel: MOST_FUEL_OF_STEP,
             verbose_errors: false,
             ..ParserLimits::default()
         };
         Ok(Self { factory, vocab })
     }
 
-    /// What lets only texts of a form come. Errors, as a text: a schema or grammar that is wrong, not served, or beyond its bounds.
-    pub fn constraint(&self, form: &Form) -> std::result::Result<Box<dyn Constraint>, String> {
-        let grammar = match form {
-            Form::Schema(schema) => TopLevelGrammar::from_json_schema(spaced(schema.clone())),
-            Form::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+    /// Makes the grammar of a form; which function is wrong is looked for until the deadline.
+    fn compile(&self, form: &Form, deadline: Instant) -> std::result::Result<Compiled, Refused> {
+        let (form, functions) = match form {
+            Form::Schema(schema) => {
+                let refused = |why| Refused { field: form.field().to_owned(), why };
+                return self.of_schema(schema).map_err(refused);
+            }
+            Form::Call(form, functions) => (form, functions),
         };
-        let mut matcher = Matcher::new(self.factory.create_parser(grammar));
-        match matcher.get_error() {
-            Some(why) => Err(why),
-            None if matcher.grammar_warnings().is_empty() => Ok(Box::new(Follows { matcher, stopped: false })),
-            None => Err(matcher.grammar_warnings().join("; ")),
+        let refused = |function: &Function, why| Refused { field: function.field(), why };
+        for function in functions {
+            schema::check(&function.parameters).map_err(|why| refused(function, why))?;
         }
+        let together = |why| Refused { field: "tools".to_owned(), why: format!("all functions together: {why}") };
+        let call = form.call(functions);
+        schema::check_together(&call).map_err(together)?;
+        self.of_grammar(form.grammar(spaced(call))).map_err(|_| {
+            // What it says is of a grammar that no client wrote: which of the schemas it is of, and what it says of that one.
+            let mut in_time = functions.iter().take_while(|_| Instant::now() < deadline);
+            let alone = in_time.find_map(|function| Some((function, self.of_schema(&function.parameters).err()?)));
+            match alone {
+                Some((function, why)) => refused(function, why),
+                None => together("more than can be followed".to_owned()),
+            }
+        })
     }
+
+    fn of_schema(&self, schema: &Value) -> std::result::Result<Compiled, String> {
+        schema::check(schema)?;
+        self.of_grammar(TopLevelGrammar::from_json_schema(spaced(schema.clone())))
+    }
+
+    /// Errors, as a text: a grammar that is wrong, not served, beyond its bounds, or without a first token.
+    fn of_grammar(&self, grammar: TopLevelGrammar) -> std::result::Result<Compiled, String> {
+        let mut matcher = Matcher::new(self.factory.create_parser(grammar));
+        if let Some(why) = matcher.get_error() {
+            return Err(told(&why));
+        }
+        let warnings = matcher.grammar_warnings();
+        if !warnings.is_empty() {
+            return Err(warnings.join("; "));
+        }
+        matcher.compute_mask_or_eos().map_err(|e| told(&e.to_string()))?;
+        Ok(Compiled { matcher })
+    }
+}
+
+/// What llguidance says of an error, without what it notes for those who work on it.
+fn told(why: &str) -> String {
+    if why.starts_with("panic") {
+        return "it cannot be computed".to_owned();
+    }
+    if why.contains("NoExtension") {
+        return "no text keeps to it".to_owned();
+    }
+    let lines: Vec<&str> = why.lines().map(str::trim).take_while(|line| !line.starts_with('<')).collect();
+    lines.join(" ")
+}
+
+/// A grammar from its beginning on.
+pub struct Compiled {
+    matcher: Matcher,
+}
+
+impl Compiled {
+    /// What lets only texts of the form come.
+    pub fn constraint(&self) -> Box<dyn Constraint> {
+        Box::new(Follows { matcher: self.matcher.clone(), stopped: false })
+    }
+}
+
+impl fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compiled").finish_non_exhaustive()
+    }
+}
+
+/// The grammar of a form for a model's vocabulary, made in a thread of its own. Errors: a form that no grammar can be made of, a deadline
+/// that passes. The thread goes on behind a deadline or a client that is gone, and holds its place until it has ended.
+pub async fn compile(served: &Arc<Served>, form: &Form, deadline: Instant) -> std::result::Result<Compiled, ApiError> {
+    let late = |_| ApiError::timeout("The request took too long.");
+    let place = timeout_at(deadline.into(), AT_ONCE.acquire()).await.map_err(late)?;
+    let place = place.map_err(|e| ApiError::internal(&e))?;
+    let (send, made) = oneshot::channel();
+    let (served, form) = (served.clone(), form.clone());
+    let make = move || {
+        let made = match served.grammars() {
+            Ok(grammars) => {
+                grammars.compile(&form, deadline).map_err(|refused| ApiError::schema(refused.field, &refused.why))
+            }
+            Err(why) => {
+                let message = format!("This model follows no schema: {why}");
+                Err(ApiError::field(form.field(), "unsupported_value", message))
+            }
+        };
+        drop(place);
+        // Whoever asked may be gone.
+        let _ = send.send(made);
+    };
+    let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK).spawn(make);
+    thread.map_err(|e| ApiError::internal(&e))?;
+    let made = timeout_at(deadline.into(), made).await.map_err(late)?;
+    made.unwrap_or_else(|_| Err(ApiError::internal(&"a thread that makes grammars panicked")))
 }
 
 /// A schema whose texts have one space behind commas and colons and no other between their parts: where any number may stand, small models
 /// write nothing but spaces.
-pub(crate) fn spaced(mut schema: Value) -> Value {
+fn spaced(mut schema: Value) -> Value {
     if let Some(fields) = schema.as_object_mut() {
         let spaces = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
         fields.insert("x-guidance".to_owned(), spaces);
@@ -135,11 +267,8 @@ impl fmt::Debug for Follows {
 }
 
 fn beyond(why: &dyn fmt::Display) -> Error {
-    Error::Invalid {
-        op: "grammar",
-        expected: "one that can be followed within its bounds".to_owned(),
-        got: why.to_string(),
-    }
+    let expected = "one that can be followed within its bounds".to_owned();
+    Error::Invalid { op: OP, expected, got: told(&why.to_string()) }
 }
 
 impl Constraint for Follows {
@@ -157,5 +286,168 @@ impl Constraint for Follows {
         self.matcher.consume_token(token).map_err(|e| beyond(&e))?;
         self.stopped = self.matcher.is_stopped();
         Ok(self.stopped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::{Path, PathBuf};
+
+    fn folder() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m")
+    }
+
+    fn grammars() -> (Grammars, Tokenizer) {
+        let tokenizer = Tokenizer::from_folder(&folder()).unwrap();
+        (Grammars::new(&tokenizer, &[0], 4096).unwrap(), tokenizer)
+    }
+
+    /// Schemas as clients have them, each with a text that keeps to it.
+    #[test]
+    fn ordinary_schemas_are_within_the_bounds() {
+        let (grammars, tokenizer) = grammars();
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata/schemas.json");
+        let all: Vec<Value> = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        for one in &all {
+            let name = &one["name"];
+            let made = grammars.of_schema(&one["schema"]).unwrap_or_else(|why| panic!("{name}: {why}"));
+            let mut follows = made.constraint();
+            for token in tokenizer.encode(one["text"].as_str().unwrap()).unwrap().into_iter().chain([0]) {
+                let mut logits = vec![0.0; 4096];
+                follows.mask(&mut logits).unwrap_or_else(|e| panic!("{name}: {e}"));
+                assert_eq!(logits[token as usize], 0.0, "{name}: {:?} is refused", tokenizer.token(token));
+                // Where nothing can follow, the text ends without a token.
+                if follows.take(token).unwrap() {
+                    break;
+                }
+            }
+        }
+        assert!(all.len() >= 20);
+    }
+
+    /// References in a row, as many as may be, each within what `around` makes of it.
+    fn chain(levels: usize, around: impl Fn(Value) -> Value) -> Value {
+        let name = |at: usize| format!("d{at}");
+        let of = |at: usize| match at + 1 == levels {
+            true => json!({"type": "boolean"}),
+            false => around(json!({"$ref": format!("#/$defs/{}", name(at + 1))})),
+        };
+        let defs: serde_json::Map<String, Value> = (0..levels).map(|at| (name(at), of(at))).collect();
+        json!({"$defs": defs, "$ref": "#/$defs/d0"})
+    }
+
+    /// The deepest and the widest schemas that [`schema::check`] lets through, on half of the stack.
+    #[test]
+    fn a_stack_holds_every_schema_that_is_let_through() {
+        let object = |part: Value, required: bool| json!({"type": "object", "properties": {"a": part}, "required": if required { vec!["a"] } else { vec![] }, "additionalProperties": false});
+        let wide = |from: usize, required: bool| {
+            let names: Vec<String> = (0..schema::MOST_IN_PLACE).map(|at| format!("p{}", from + at)).collect();
+            let properties: serde_json::Map<String, Value> =
+                names.iter().map(|name| (name.clone(), json!({"type": "boolean"}))).collect();
+            json!({"type": "object", "properties": properties, "required": if required { names } else { vec![] }, "additionalProperties": false})
+        };
+        let open = |mut schema: Value| {
+            schema.as_object_mut().unwrap().remove("additionalProperties");
+            schema
+        };
+        type Around = Box<dyn Fn(Value) -> Value>;
+        let kinds: [(&str, Around); 8] = [
+            ("references", Box::new(|part| part)),
+            ("required", Box::new(move |part| object(part, true))),
+            ("optional", Box::new(move |part| object(part, false))),
+            ("arrays", Box::new(|part| json!({"type": "array", "items": part}))),
+            ("tuples", Box::new(|part| json!({"type": "array", "prefixItems": [part], "minItems": 1}))),
+            ("anyOf", Box::new(|part| json!({"anyOf": [part, {"type": "null"}]}))),
+            ("allOf", Box::new(|part| json!({"allOf": [part, {"type": "boolean"}]}))),
+            (
+                "beside a type",
+                Box::new(|mut part| {
+                    part["type"] = json!("boolean");
+                    part
+                }),
+            ),
+        ];
+        let mut all = Vec::new();
+        for (name, around) in kinds {
+            let deepest = (1..=schema::MOST_LEVELS).rev().map(|levels| chain(levels, &around));
+            let deepest = deepest.into_iter().find(|schema| schema::check(schema).is_ok()).unwrap();
+            all.push((name.to_owned(), deepest));
+        }
+        for required in [false, true] {
+            all.push((format!("wide, required: {required}"), wide(0, required)));
+            let step = schema::MOST_IN_PLACE;
+            let parts: Vec<Value> = (0..schema::MOST_NAMES / step).map(|at| open(wide(at * step, required))).collect();
+            all.push((format!("widest, required: {required}"), json!({"allOf": parts})));
+        }
+        let deep = "[".repeat(100) + &"]".repeat(100);
+        all.push(("const".to_owned(), json!({"const": serde_json::from_str::<Value>(&deep).unwrap()})));
+        all.push(("pattern".to_owned(), json!({"type": "string", "pattern": "a?".repeat(2048)})));
+        all.push((
+            "groups".to_owned(),
+            json!({"type": "string", "pattern": "(".repeat(2000) + "a" + &")".repeat(2000)}),
+        ));
+        let (grammars, _) = grammars();
+        for (name, schema) in all {
+            schema::check(&schema).unwrap_or_else(|why| panic!("{name}: {why}"));
+            std::thread::scope(|scope| {
+                let begun = Instant::now();
+                let grammars = &grammars;
+                let make = move || {
+                    // What is refused for another reason is refused, not the end of the process.
+                    let Ok(made) = grammars.of_schema(&schema) else { return false };
+                    let mut follows = made.constraint();
+                    for _ in 0..8 {
+                        let mut logits = vec![0.0; 4096];
+                        if follows.mask(&mut logits).is_err() {
+                            return false;
+                        }
+                        let token = logits.iter().rposition(|logit| *logit == 0.0).unwrap();
+                        if follows.take(token as u32).unwrap() {
+                            break;
+                        }
+                    }
+                    true
+                };
+                let thread = std::thread::Builder::new().stack_size(STACK / 2).spawn_scoped(scope, make).unwrap();
+                println!("{name}: served: {}, {:?}", thread.join().unwrap(), begun.elapsed());
+            });
+        }
+    }
+
+    #[test]
+    fn many_functions_are_one_grammar() {
+        let (grammars, _) = grammars();
+        let part = json!({"type": "object", "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/k"}}}, "additionalProperties": false});
+        let function = |at: usize| {
+            let mut parameters = part.clone();
+            parameters["$defs"] = json!({"k": {"anyOf": [part, {"type": "null"}]}});
+            Function { at, name: format!("f{at}"), parameters }
+        };
+        for form in [ToolForm::Hermes, ToolForm::Llama3] {
+            let mut functions: Vec<Function> = (0..128).map(function).collect();
+            let soon = Instant::now() + std::time::Duration::from_secs(600);
+            grammars.compile(&Form::Call(form, functions.clone()), soon).unwrap();
+            functions[100].parameters["properties"]["b"] = json!({"type": "thing"});
+            let refused = grammars.compile(&Form::Call(form, functions), soon).unwrap_err();
+            assert_eq!(refused.field, "tools[100].function.parameters");
+        }
+    }
+
+    #[test]
+    fn what_costs_too_much_or_allows_nothing_is_refused_soon() {
+        let (grammars, _) = grammars();
+        let big = 10_i64.pow(18);
+        for (schema, why) in [
+            (json!({"type": "integer", "minimum": -big, "maximum": big, "multipleOf": 999_983}), "multipleOf"),
+            (json!({"type": "integer", "multipleOf": 9973, "maximum": big}), "expressions"),
+            (json!({"$ref": "#"}), "no text keeps to it"),
+            (chain(800, |part| part), "levels"),
+        ] {
+            let begun = Instant::now();
+            let refused = grammars.of_schema(&schema).unwrap_err();
+            assert!(begun.elapsed().as_secs() < 60);
+            assert!(refused.contains(why) && !refused.contains('<'), "{refused}");
+        }
     }
 }

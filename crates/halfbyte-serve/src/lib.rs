@@ -24,6 +24,7 @@ mod page;
 mod random;
 mod record;
 mod routes;
+mod schema;
 mod served;
 mod server;
 mod settings;

@@ -6,8 +6,9 @@
 //! | Mistral | `[TOOL_CALLS]` | `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` |
 //! | Llama 3 | `"parameters":`, and `ipython` or `<\|python_tag\|>` | `{"name": …, "parameters": {…}}` and nothing before, several with `;` |
 
-use crate::grammar::{Form, spaced};
 use crate::random;
+use crate::schema::moved;
+use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -20,6 +21,23 @@ pub enum ToolForm {
     Mistral,
     /// JSON alone.
     Llama3,
+}
+
+/// A function that may be called.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Function {
+    /// Its place in the request's `tools`.
+    pub at: usize,
+    pub name: String,
+    /// A schema of its arguments.
+    pub parameters: Value,
+}
+
+impl Function {
+    /// Where its schema stands in a request.
+    pub fn field(&self) -> String {
+        format!("tools[{}].function.parameters", self.at)
+    }
 }
 
 /// A call of a tool.
@@ -59,30 +77,37 @@ impl ToolForm {
         }
     }
 
-    /// The form of one call of one of these functions, each a name with a schema of its arguments; None: it cannot be said as a grammar.
-    pub fn grammar(self, functions: &[(String, Value)]) -> Option<Form> {
-        let of = |arguments: &str| {
-            let call = |(name, schema): &(String, Value)| {
-                json!({
-                    "type": "object",
-                    "properties": {"name": {"const": name}, arguments: schema},
-                    "required": ["name", arguments],
-                    "additionalProperties": false,
-                })
-            };
-            match functions {
-                [one] => call(one),
-                several => json!({"anyOf": several.iter().map(call).collect::<Vec<_>>()}),
-            }
+    /// Whether a grammar can say what a call is: Mistral's mark is a special token as a rule.
+    pub fn can_be_forced(self) -> bool {
+        self != Self::Mistral
+    }
+
+    /// The schema of one call of one of these functions.
+    pub fn call(self, functions: &[Function]) -> Value {
+        let arguments = if self == Self::Llama3 { "parameters" } else { "arguments" };
+        let name = |at: usize| format!("f{at}");
+        let call = |(at, function): (usize, &Function)| {
+            json!({
+                "type": "object",
+                "properties": {"name": {"const": function.name}, arguments: {"$ref": format!("#/$defs/{}", name(at))}},
+                "required": ["name", arguments],
+                "additionalProperties": false,
+            })
         };
+        let calls: Vec<Value> = functions.iter().enumerate().map(call).collect();
+        let parameters = functions.iter().enumerate();
+        let parameters: serde_json::Map<String, Value> =
+            parameters.map(|(at, function)| (name(at), moved(function.parameters.clone(), &name(at)))).collect();
+        json!({"anyOf": calls, "$defs": parameters})
+    }
+
+    /// The grammar of a text that is a call which keeps to a schema.
+    pub fn grammar(self, call: Value) -> TopLevelGrammar {
         match self {
-            Self::Hermes => Some(Form::Lark(format!(
-                "start: \"{OPEN}\\n\" call \"\\n{CLOSE}\"\ncall: %json {}\n",
-                spaced(of("arguments"))
-            ))),
-            Self::Llama3 => Some(Form::Schema(of("parameters"))),
-            // Its mark is a special token as a rule.
-            Self::Mistral => None,
+            Self::Hermes => {
+                TopLevelGrammar::from_lark(format!("start: \"{OPEN}\\n\" call \"\\n{CLOSE}\"\ncall: %json {call}\n"))
+            }
+            Self::Mistral | Self::Llama3 => TopLevelGrammar::from_json_schema(call),
         }
     }
 

@@ -1,7 +1,7 @@
 //! A text as a model writes it: from tokens to pieces of text that are certain.
 
 use crate::error::ApiError;
-use crate::grammar::Form;
+use crate::grammar::{self, Compiled, Form};
 use crate::record::Record;
 use crate::served::Served;
 use halfbyte_llm::schedule::{Chosen, Extras, Handle, Request};
@@ -58,6 +58,8 @@ pub struct Writing<'a> {
     handle: Handle,
     decoder: Option<DecodeStream<'a>>,
     filter: StopFilter<'a>,
+    /// The field that said what it must be.
+    form_field: Option<&'static str>,
     deadline: tokio::time::Instant,
     tokens: usize,
     first: Option<Instant>,
@@ -65,22 +67,11 @@ pub struct Writing<'a> {
     ended: bool,
 }
 
-/// Hands a text over to a model; `index` tells the choices of a request apart.
+/// Hands a text over to a model, with the grammar of its form; `index` tells the choices of a request apart.
 ///
-/// Errors: what the model refuses of a prompt or of sampling, a form that no grammar can be made of, a server that is to end.
-pub fn submit(served: &Served, ask: &Ask, index: u64) -> Result<Handle, ApiError> {
-    let constraint = match &ask.form {
-        None => None,
-        Some(form) => {
-            let grammars = served.grammars().map_err(|why| {
-                ApiError::field("response_format", "unsupported_value", format!("This model follows no schema: {why}"))
-            })?;
-            let constraint = grammars.constraint(form).map_err(|why| {
-                ApiError::field("response_format", "invalid_json_schema", format!("Invalid schema: {why}"))
-            })?;
-            Some(constraint)
-        }
-    };
+/// Errors: what the model refuses of a prompt or of sampling, a server that is to end.
+pub fn submit(served: &Served, ask: &Ask, grammar: Option<&Compiled>, index: u64) -> Result<Handle, ApiError> {
+    let constraint = grammar.map(Compiled::constraint);
     let sampling = Sampling { seed: ask.sampling.seed.wrapping_add(index), ..ask.sampling };
     let request = Request {
         prompt: ask.prompt.clone(),
@@ -101,6 +92,7 @@ impl<'a> Writing<'a> {
             handle,
             decoder: Some(served.tokenizer.stream_as(ask.special)),
             filter: StopFilter::new(&ask.stop),
+            form_field: ask.form.as_ref().map(Form::field),
             deadline: deadline.into(),
             tokens: 0,
             first: None,
@@ -178,7 +170,10 @@ impl<'a> Writing<'a> {
     }
 
     fn failed(&self, error: halfbyte_llm::Error) -> ApiError {
-        ApiError::of_model(error, "prompt")
+        match (error, self.form_field) {
+            (halfbyte_llm::Error::Invalid { op: grammar::OP, got, .. }, Some(field)) => ApiError::schema(field, &got),
+            (error, _) => ApiError::of_model(error, "prompt"),
+        }
     }
 }
 

@@ -41,7 +41,7 @@ pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Res
     let (form, splits) = with_tools(&job.served, tools.as_ref(), form)?;
     let pass = job.enter(common.n)?;
     let parallel = tools.as_ref().is_none_or(|tools| tools.parallel);
-    let names = tools.iter().flat_map(|tools| tools.functions.iter().map(|(name, _)| name.clone()));
+    let names = tools.iter().flat_map(|tools| tools.functions.iter().map(|function| function.name.clone()));
     let names: Arc<[String]> = names.collect();
     let conversation = Conversation { messages: turns, tools: tools.map(|tools| tools.list), documents: None };
     let served = job.served.clone();
@@ -139,13 +139,13 @@ fn with_tools(
             return Ok((form, splits));
         }
         ToolChoice::Required => tools.functions.clone(),
-        ToolChoice::Named(name) => tools.functions.iter().filter(|(known, _)| known == name).cloned().collect(),
+        ToolChoice::Named(name) => tools.functions.iter().filter(|known| known.name == *name).cloned().collect(),
     };
     if form.is_some() {
         return Err(wrong_value("response_format", "none where a tool must be called"));
     }
-    match served.tool_form.and_then(|of| Some((of.grammar(&functions)?, of))) {
-        Some((grammar, of)) => Ok((Some(grammar), Some(of))),
+    match served.tool_form.filter(|form| form.can_be_forced()) {
+        Some(form) => Ok((Some(Form::Call(form, functions)), Some(form))),
         None => {
             let message = "This model's chat template has no form of calls that could be forced: 'tool_choice' must be 'auto' or 'none'.";
             Err(ApiError::field("tool_choice", "unsupported_value", message))

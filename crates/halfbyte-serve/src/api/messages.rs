@@ -2,6 +2,7 @@
 
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong_type, wrong_value};
+use crate::tools::Function;
 use halfbyte_llm::chat::Message;
 use serde_json::{Map, Value, json};
 
@@ -118,8 +119,8 @@ pub enum ToolChoice {
 pub struct Tools {
     /// As templates take them.
     pub list: Value,
-    /// Names, with schemas of arguments.
-    pub functions: Vec<(String, Value)>,
+    /// What each may be called with.
+    pub functions: Vec<Function>,
     pub choice: ToolChoice,
     /// Whether it may call several at once.
     pub parallel: bool,
@@ -147,7 +148,7 @@ pub fn tools(fields: &mut Fields) -> Result<Option<Tools>> {
         return Err(wrong_value("tools", &format!("at most {} tools", MOST.1)));
     }
     let functions = list.iter().enumerate().map(|(at, tool)| function(tool.clone(), at)).collect::<Result<Vec<_>>>()?;
-    let known = |name: &str| functions.iter().any(|(known, _)| known == name);
+    let known = |name: &str| functions.iter().any(|known| known.name == name);
     let choice = match choice {
         None => ToolChoice::Auto,
         Some(Value::String(choice)) => match choice.as_str() {
@@ -172,7 +173,7 @@ pub fn tools(fields: &mut Fields) -> Result<Option<Tools>> {
     Ok(Some(Tools { list: Value::Array(list), functions, choice, parallel }))
 }
 
-fn function(tool: Value, at: usize) -> Result<(String, Value)> {
+fn function(tool: Value, at: usize) -> Result<Function> {
     let mut tool = Fields::of(tool, format!("tools[{at}]"))?;
     if tool.required_text("type")? != "function" {
         return Err(wrong_value(&tool.path("type"), "'function'"));
@@ -194,7 +195,7 @@ fn function(tool: Value, at: usize) -> Result<(String, Value)> {
     };
     function.finish()?;
     tool.finish()?;
-    Ok((name, parameters))
+    Ok(Function { at, name, parameters })
 }
 
 #[cfg(test)]
@@ -244,7 +245,8 @@ mod tests {
         let f = json!({"type": "function", "function": {"name": "f", "description": "x", "parameters": {"type": "object"}}});
         let of = |choice: Value| tools(&mut fields(json!({"tools": [f], "tool_choice": choice})));
         assert_eq!(of(Value::Null).unwrap().unwrap().choice, ToolChoice::Auto);
-        assert_eq!(of(json!("required")).unwrap().unwrap().functions, [("f".to_owned(), json!({"type": "object"}))]);
+        let known = Function { at: 0, name: "f".to_owned(), parameters: json!({"type": "object"}) };
+        assert_eq!(of(json!("required")).unwrap().unwrap().functions, [known]);
         let named = json!({"type": "function", "function": {"name": "f"}});
         assert_eq!(of(named).unwrap().unwrap().choice, ToolChoice::Named("f".to_owned()));
         for bad in [json!("some"), json!(1), json!({"type": "function", "function": {"name": "g"}})] {

@@ -3,6 +3,7 @@
 use super::Job;
 use crate::clients::Pass;
 use crate::error::ApiError;
+use crate::grammar::compile;
 use crate::writing::{Ask, Piece, Writing, submit};
 use async_stream::stream;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -15,12 +16,20 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Hands over all texts of a request: each of `asks` `n` times. Those with a form make their grammars where that may take its time.
+/// Hands over all texts of a request: each of `asks` `n` times. The grammar of a form is made once for all of them, within the request's
+/// time.
 pub async fn submit_all(job: &Job, asks: &Arc<Vec<Ask>>, n: usize) -> Result<Vec<Handle>, ApiError> {
+    let mut grammars = Vec::with_capacity(asks.len());
+    for ask in asks.iter() {
+        grammars.push(match &ask.form {
+            Some(form) => Some(compile(&job.served, form, job.deadline).await?),
+            None => None,
+        });
+    }
     let (served, asks) = (job.served.clone(), asks.clone());
     let all = move || {
-        let each = asks.iter().flat_map(|ask| (0..n as u64).map(move |index| (ask, index)));
-        each.map(|(ask, index)| submit(&served, ask, index)).collect::<Result<Vec<_>, _>>()
+        let each = asks.iter().zip(&grammars).flat_map(|both| (0..n as u64).map(move |index| (both, index)));
+        each.map(|((ask, grammar), index)| submit(&served, ask, grammar.as_ref(), index)).collect::<Result<Vec<_>, _>>()
     };
     super::blocking(all).await
 }
