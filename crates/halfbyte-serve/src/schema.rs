@@ -237,6 +237,20 @@ impl<'a> Check<'a> {
     }
 }
 
+/// Whether a schema says, itself or where it refers to, that it is of objects.
+pub fn is_of_objects(schema: &Value) -> bool {
+    let mut at = schema;
+    // References may go in circles.
+    for _ in 0..MOST_LEVELS {
+        match (at.get("type"), at.get("$ref").and_then(Value::as_str).map(|reference| resolve(schema, reference))) {
+            (Some(kind), _) => return kind == "object",
+            (None, Some(Ok(next))) => at = next,
+            (None, _) => return false,
+        }
+    }
+    false
+}
+
 /// What a reference names. Errors: nothing, or something elsewhere.
 fn resolve<'a>(document: &'a Value, reference: &str) -> Result<&'a Value> {
     let Some(pointer) = reference.strip_prefix('#').filter(|pointer| pointer.is_empty() || pointer.starts_with('/'))
@@ -426,5 +440,10 @@ mod tests {
             "properties": {"a": {"$ref": "#/$defs/f0/$defs/k"}, "$ref": {"const": {"$ref": "#/x"}}},
         });
         assert_eq!(moved(schema, "f0"), expected);
+        assert!(is_of_objects(&json!({"$defs": {"a": {"type": "object"}}, "$ref": "#/$defs/a"})));
+        for other in [json!({"type": "array"}), json!({"$ref": "#"}), json!({"anyOf": []}), json!({"type": ["object"]})]
+        {
+            assert!(!is_of_objects(&other), "{other}");
+        }
     }
 }

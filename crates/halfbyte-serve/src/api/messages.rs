@@ -2,6 +2,7 @@
 
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong_type, wrong_value};
+use crate::schema;
 use crate::tools::Function;
 use halfbyte_llm::chat::Message;
 use serde_json::{Map, Value, json};
@@ -188,9 +189,15 @@ fn function(tool: Value, at: usize) -> Result<Function> {
     function.text("description")?;
     function.boolean("strict")?;
     let path = function.path("parameters");
-    let parameters = match function.take("parameters") {
-        None => json!({"type": "object", "properties": {}}),
-        Some(object @ Value::Object(_)) => object,
+    let parameters = match function.take("parameters").filter(|schema| *schema != json!({})) {
+        // A function without arguments.
+        None => json!({"type": "object", "properties": {}, "additionalProperties": false}),
+        Some(schema @ Value::Object(_)) if schema::is_of_objects(&schema) => schema,
+        Some(Value::Object(_)) => {
+            let message =
+                format!("Invalid schema in '{path}': arguments are an object, so that its 'type' must be 'object'.");
+            return Err(ApiError::field(path, "invalid_function_parameters", message));
+        }
         Some(other) => return Err(wrong_type(&path, "an object", &other)),
     };
     function.finish()?;
@@ -251,6 +258,21 @@ mod tests {
         assert_eq!(of(named).unwrap().unwrap().choice, ToolChoice::Named("f".to_owned()));
         for bad in [json!("some"), json!(1), json!({"type": "function", "function": {"name": "g"}})] {
             assert_eq!(of(bad).unwrap_err().param.as_deref(), Some("tool_choice"));
+        }
+        let parameters = |parameters: Value| {
+            let f = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+            tools(&mut fields(json!({"tools": [f]}))).map(|tools| tools.unwrap().functions[0].parameters.clone())
+        };
+        let none = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        for no_arguments in [Value::Null, json!({})] {
+            assert_eq!(parameters(no_arguments).unwrap(), none);
+        }
+        let by_name = json!({"$defs": {"a": {"type": "object"}}, "$ref": "#/$defs/a"});
+        assert_eq!(parameters(by_name.clone()).unwrap(), by_name);
+        for no_object in [json!({"type": "array"}), json!({"properties": {}}), json!({"$ref": "#"})] {
+            let error = parameters(no_object).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("tools[0].function.parameters"));
+            assert_eq!(error.code, Some("invalid_function_parameters"));
         }
         assert_eq!(tools(&mut fields(json!({"tool_choice": "auto"}))).unwrap(), None);
         assert!(tools(&mut fields(json!({"tool_choice": "required"}))).is_err());
