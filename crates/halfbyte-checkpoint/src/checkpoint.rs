@@ -350,6 +350,12 @@ impl Checkpoint {
         }
     }
 
+    /// The error that a tensor is of another type or shape, or holds other numbers, than was expected.
+    pub(crate) fn unexpected<T>(&self, name: &str, expected: &str) -> Result<T> {
+        let TensorInfo { name, dtype, shape, file, .. } = self.info(name)?;
+        Err(Error::malformed(file, format!("tensor `{name}`: expected {expected}, got {dtype} {shape:?}")))
+    }
+
     fn tensor(&self, name: &str) -> Result<&Tensor> {
         let at = self.by_name.get(name);
         at.map(|&at| &self.tensors[at])

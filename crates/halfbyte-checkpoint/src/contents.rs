@@ -14,9 +14,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// Endings of tensors that stand for a module even where no other part of it is left.
 const SURE: &[&str] = &["qweight", "qzeros", "weight_packed", "weight_scale", "weight_zero_point", "weight.absmax"];
 
-/// Blocks from which on one that differs from all others is odd, and findings of one kind that are told.
+/// Blocks from which on one that differs from all others is odd.
 const FEW_BLOCKS: usize = 3;
-const MOST_TOLD: usize = 20;
 
 impl Weights {
     /// What keeps the model from being read whole: modules of which parts are left without their codes, and matrices of linear
@@ -54,7 +53,7 @@ impl Weights {
                 _ => {}
             }
         }
-        shortened(findings)
+        Finding::shortened(findings)
     }
 
     fn is_float(&self, module: &str) -> bool {
@@ -109,7 +108,7 @@ impl Weights {
                 }
             }
         }
-        shortened(findings)
+        Finding::shortened(findings)
     }
 
     /// Looks at every number that is no code: NaN and infinity, and scales, norms and matrices that are zero throughout. `progress`
@@ -126,7 +125,7 @@ impl Weights {
             findings.extend(self.value_of(&info)?);
             self.checkpoint().release(info.name);
         }
-        Ok(shortened(findings))
+        Ok(Finding::shortened(findings))
     }
 
     /// Whether a tensor holds codes where floats have their place, whatever its type says: some forms store them as halfs.
@@ -176,16 +175,6 @@ fn numbered(module: &str) -> Option<(&str, usize, &str)> {
         at += part.len() + 1;
     }
     None
-}
-
-/// The first of many findings, and how many more there are.
-fn shortened(mut findings: Vec<Finding>) -> Vec<Finding> {
-    let more = findings.len().saturating_sub(MOST_TOLD);
-    if more > 0 {
-        findings.truncate(MOST_TOLD);
-        findings.push(Finding::new("the checkpoint", format!("has {more} more findings of this kind")));
-    }
-    findings
 }
 
 /// What was seen of a float tensor's numbers.

@@ -2,6 +2,9 @@
 
 use serde::Serialize;
 
+/// Findings of one kind that are told.
+const MOST_TOLD: usize = 20;
+
 /// Something in a checkpoint that is not as its labels say, and how it was read all the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
@@ -14,6 +17,16 @@ pub struct Finding {
 impl Finding {
     pub(crate) fn new(subject: impl Into<String>, text: impl Into<String>) -> Self {
         Self { subject: subject.into(), text: text.into() }
+    }
+
+    /// The first of many findings of one kind, and how many more there are.
+    pub fn shortened(mut findings: Vec<Self>) -> Vec<Self> {
+        let more = findings.len().saturating_sub(MOST_TOLD);
+        if more > 0 {
+            findings.truncate(MOST_TOLD);
+            findings.push(Self::new("the checkpoint", format!("has {more} more findings of this kind")));
+        }
+        findings
     }
 }
 

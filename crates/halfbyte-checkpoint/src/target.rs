@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 use crate::safetensors::{self, DType, TensorSpec};
 use crate::scheme::{Weights, awq, compressed_tensors, fpa_intb, gguf, gptq, matmul_nbits, native};
 use crate::writer::Writer;
+use half::{bf16, f16};
 use halfbyte::layout::codes::FpaIntB;
-use halfbyte::{QTensor, WeightFormat, Zero};
+use halfbyte::{Float, QTensor, WeightFormat, Zero};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::path::Path;
@@ -214,11 +215,20 @@ pub(crate) fn unrepresentable(module: &str, scheme: &'static str) -> impl Fn(Str
 }
 
 /// The scales in f16. Error: one that is not exact in it.
-pub(crate) fn f16_scales(q: &QTensor) -> std::result::Result<Vec<half::f16>, String> {
-    let scales: Vec<half::f16> = q.scales().iter().map(|&s| half::f16::from_f32(s)).collect();
+pub(crate) fn f16_scales(q: &QTensor) -> std::result::Result<Vec<f16>, String> {
+    let scales: Vec<f16> = q.scales().iter().map(|&s| f16::from_f32(s)).collect();
     match scales.iter().zip(q.scales()).find(|(narrow, wide)| narrow.to_f32() != **wide) {
         None => Ok(scales),
         Some((narrow, wide)) => Err(format!("its scales are f16, and {wide} is not exact in it (nearest: {narrow})")),
+    }
+}
+
+/// Hands on numbers that are exact in a type.
+pub(crate) fn floats(values: &[f32], dtype: Float, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    match dtype {
+        Float::F16 => put(bytemuck::cast_slice(&values.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>())),
+        Float::BF16 => put(bytemuck::cast_slice(&values.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>())),
+        Float::F32 => put(bytemuck::cast_slice(values)),
     }
 }
 

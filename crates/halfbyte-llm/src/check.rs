@@ -9,9 +9,6 @@ use halfbyte_checkpoint::{Cut, Finding, ModuleKind, Weights};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Findings of one kind that are told.
-const MOST_TOLD: usize = 20;
-
 /// What a configuration and the tensors say against each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contradictions {
@@ -42,7 +39,7 @@ pub fn contradictions(config: &Config, weights: &Weights) -> Contradictions {
     check.layers_that_are_missing();
     let missing = check.missing;
     let (uncounted, unused) = unused(config, weights, &check.known);
-    Contradictions { missing: shortened(missing), uncounted, unused: shortened(unused) }
+    Contradictions { missing: Finding::shortened(missing), uncounted, unused: Finding::shortened(unused) }
 }
 
 impl Contradictions {
@@ -257,17 +254,4 @@ fn is_second_embedding(config: &Config, weights: &Weights, name: &str) -> bool {
     let same = matches!((&a, &b), (Ok(a), Ok(b)) if a == b);
     [name, &embedding].into_iter().for_each(|name| weights.checkpoint().release(name));
     same
-}
-
-/// The first of many findings, and how many more there are.
-fn shortened(mut findings: Vec<Finding>) -> Vec<Finding> {
-    let more = findings.len().saturating_sub(MOST_TOLD);
-    if more > 0 {
-        findings.truncate(MOST_TOLD);
-        findings.push(Finding {
-            subject: "the checkpoint".to_owned(),
-            text: format!("has {more} more findings of this kind"),
-        });
-    }
-    findings
 }

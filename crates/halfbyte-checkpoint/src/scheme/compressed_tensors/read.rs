@@ -4,7 +4,7 @@
 use super::super::{StoredModule, StoredWeight, Weights, matrix};
 use super::labels::{self, Evidence, Label, Reach};
 use super::packing::Packing;
-use crate::checkpoint::{Checkpoint, TensorInfo};
+use crate::checkpoint::Checkpoint;
 use crate::config::{CompressedTensorsFormat, CompressedTensorsGroup, CompressedTensorsStrategy};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
@@ -140,8 +140,7 @@ impl<'a> Parts<'a> {
 
     /// The error that a tensor is not as expected.
     fn unexpected<T>(&self, part: &str, expected: &str) -> Result<T> {
-        let TensorInfo { name, dtype, shape, file, .. } = self.checkpoint.info(&self.name(part))?;
-        Err(Error::malformed(file, format!("tensor `{name}`: expected {expected}, got {dtype} {shape:?}")))
+        self.checkpoint.unexpected(&self.name(part), expected)
     }
 
     fn not_empty(&self, part: &str) -> Result<()> {

@@ -5,8 +5,7 @@ use crate::config::is_head;
 use crate::error::Result;
 use crate::folder::HEAD;
 use crate::safetensors::{DType, TensorSpec};
-use crate::target::{Form, Module, Settings, exactly, spec, unrepresentable};
-use half::{bf16, f16};
+use crate::target::{Form, Module, Settings, exactly, floats, spec, unrepresentable};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use serde_json::{Map, Value, json};
 
@@ -68,11 +67,7 @@ impl Form for Writer {
         let packing = Packing::dense(format.bits);
         put(bytemuck::cast_slice(&packing.pack(q.codes(), [n, k])))?;
         let scales = &q.scales()[..rows * groups];
-        match format.scale {
-            Float::F16 => put(bytemuck::cast_slice(&scales.iter().map(|&s| f16::from_f32(s)).collect::<Vec<_>>()))?,
-            Float::BF16 => put(bytemuck::cast_slice(&scales.iter().map(|&s| bf16::from_f32(s)).collect::<Vec<_>>()))?,
-            Float::F32 => put(bytemuck::cast_slice(scales))?,
-        }
+        floats(scales, format.scale, put)?;
         put(bytemuck::cast_slice(&[n as i64, k as i64]))?;
         if let Some(zeros) = zeros {
             match format.group {

@@ -3,8 +3,7 @@
 use crate::error::{Error, Result};
 use crate::safetensors::{DType, TensorSpec};
 use crate::scheme::awq::transposed;
-use crate::target::{Form, Module, Settings, spec, unrepresentable};
-use half::{bf16, f16};
+use crate::target::{Form, Module, Settings, floats, spec, unrepresentable};
 use halfbyte::layout::codes::FpaIntB;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use serde_json::{Value, json};
@@ -107,14 +106,5 @@ impl Form for Writer {
             "has_zero_point": model.quantized.iter().any(|module| module.format.zero == Zero::Integer),
             "exclude_modules": exclude,
         })))
-    }
-}
-
-/// Hands on numbers that are exact in a type.
-fn floats(values: &[f32], dtype: Float, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-    match dtype {
-        Float::F16 => put(bytemuck::cast_slice(&values.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>())),
-        Float::BF16 => put(bytemuck::cast_slice(&values.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>())),
-        Float::F32 => put(bytemuck::cast_slice(values)),
     }
 }

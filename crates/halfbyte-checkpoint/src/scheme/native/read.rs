@@ -1,6 +1,6 @@
 //! Reading a module of our own form: every shape and number is checked before any code is unpacked.
 
-use crate::checkpoint::{Checkpoint, TensorInfo};
+use crate::checkpoint::Checkpoint;
 use crate::config::QuantizationConfig;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
@@ -133,8 +133,7 @@ impl<'a> Parts<'a, '_> {
 
     /// The error that a tensor is not as expected.
     fn unexpected<T>(&self, part: &str, expected: &str) -> Result<T> {
-        let TensorInfo { name, dtype, shape, file, .. } = self.checkpoint.info(&self.name(part))?;
-        Err(Error::malformed(file, format!("tensor `{name}`: expected {expected}, got {dtype} {shape:?}")))
+        self.checkpoint.unexpected(&self.name(part), expected)
     }
 
     /// Checks a tensor's type and shape; its float type, or f32 where it has none.

@@ -4,9 +4,8 @@ use super::read::{name_of, points};
 use crate::error::Result;
 use crate::safetensors::{DType, TensorSpec};
 use crate::scheme::compressed_tensors::packing::Packing;
-use crate::target::{Form, Module, Settings, spec};
-use half::{bf16, f16};
-use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
+use crate::target::{Form, Module, Settings, floats, spec};
+use halfbyte::{Group, QTensor, WeightFormat, Zero, Zeros};
 use serde_json::{Map, Value, json};
 
 /// Writes our own form.
@@ -103,13 +102,4 @@ pub(crate) fn pack(q: &QTensor, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Res
         put(bytemuck::cast_slice(&index))?;
     }
     Ok(())
-}
-
-/// Hands on numbers that are exact in a type.
-fn floats(values: &[f32], dtype: Float, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-    match dtype {
-        Float::F16 => put(bytemuck::cast_slice(&values.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>())),
-        Float::BF16 => put(bytemuck::cast_slice(&values.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>())),
-        Float::F32 => put(bytemuck::cast_slice(values)),
-    }
 }
