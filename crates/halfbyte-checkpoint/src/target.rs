@@ -195,17 +195,10 @@ impl Settings<'_> {
     }
 }
 
-/// A regular expression that matches this module's name alone.
+/// A regular expression that matches this module's name alone, for Python's `re` as for ours: neither takes a backslash before letters,
+/// whatever their script.
 pub(crate) fn exactly(name: &str) -> String {
-    let mut pattern = String::from("^");
-    for c in name.chars() {
-        if !c.is_ascii_alphanumeric() && c != '_' {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern.push('$');
-    pattern
+    format!("^{}$", regex::escape(name))
 }
 
 /// A refusal of a form to hold a module.

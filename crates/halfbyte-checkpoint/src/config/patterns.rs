@@ -183,8 +183,8 @@ fn literal(expression: &str) -> Option<(String, usize)> {
         match c {
             '\\' => name.push(chars.next().filter(char::is_ascii_punctuation)?),
             '$' if chars.as_str().is_empty() => return Some((name, WHOLE)),
-            c if c.is_alphanumeric() || c == '_' || c == '-' => name.push(c),
-            _ => return None,
+            '.' | '+' | '*' | '?' | '(' | ')' | '[' | ']' | '{' | '}' | '|' | '^' | '$' => return None,
+            c => name.push(c),
         }
     }
     Some((name, START))

@@ -19,6 +19,7 @@ mod marlin;
 mod memory;
 mod modelopt;
 mod mxfp4;
+mod names;
 mod native;
 mod onnx;
 mod onnx_malformed;
