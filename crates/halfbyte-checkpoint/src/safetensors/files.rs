@@ -24,21 +24,10 @@ pub(crate) fn open_folder(path: &Path, checkpoint: &mut Checkpoint) -> Result<bo
         return Ok(true);
     }
     if index.is_file() {
-        return add_index(path, &index, checkpoint, add_file).map(|()| true);
+        return add_shards(path, &index, checkpoint).map(|()| true);
     }
-    let names = |ending: &str| -> Result<Vec<PathBuf>> {
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir(path).map_err(Error::io("list", path))? {
-            let file = entry.map_err(Error::io("list", path))?.path();
-            if file.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.ends_with(ending)) && file.is_file() {
-                found.push(file);
-            }
-        }
-        found.sort();
-        Ok(found)
-    };
-    match (names(".safetensors.index.json")?.as_slice(), names(".safetensors")?.as_slice()) {
-        ([index], _) => add_index(path, index, checkpoint, add_file).map(|()| true),
+    match (names(path, ".safetensors.index.json")?.as_slice(), names(path, ".safetensors")?.as_slice()) {
+        ([index], _) => add_shards(path, index, checkpoint).map(|()| true),
         ([], [single]) => add_file(single, checkpoint).map(|()| true),
         ([], []) => Ok(false),
         ([], several) => Err(Error::missing(
@@ -50,6 +39,33 @@ pub(crate) fn open_folder(path: &Path, checkpoint: &mut Checkpoint) -> Result<bo
         )),
         (several, _) => Err(Error::malformed(path, format!("expected one index, found {}", several.len()))),
     }
+}
+
+/// The files of a folder whose names end so, in the order of their names.
+fn names(path: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(Error::io("list", path))? {
+        let file = entry.map_err(Error::io("list", path))?.path();
+        if file.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.ends_with(ending)) && file.is_file() {
+            found.push(file);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Adds the tensors of an index's shards. Other safetensors files beside it are left alone, which is a finding: some models come with
+/// all tensors in one file too.
+fn add_shards(path: &Path, index: &Path, checkpoint: &mut Checkpoint) -> Result<()> {
+    add_index(path, index, checkpoint, add_file)?;
+    let others = names(path, ".safetensors")?;
+    let others: Vec<&PathBuf> = others.iter().filter(|file| !checkpoint.files().any(|shard| shard == *file)).collect();
+    let findings = others.iter().map(|file| {
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Finding::new(name(file), format!("lies beside {}, which does not name it; it was not read", name(index)))
+    });
+    findings.collect::<Vec<_>>().into_iter().for_each(|finding| checkpoint.add_finding(finding));
+    Ok(())
 }
 
 /// Adds the tensors of one file.

@@ -148,8 +148,21 @@ pub(crate) fn parse_index(text: &[u8], path: &Path) -> Result<Vec<(String, Strin
     let Some((_, map)) = fields.iter().find(|(name, _)| name == "weight_map") else {
         return Err(fail("expected a field `weight_map`, got none".into()));
     };
+    if !map.get().starts_with('{') {
+        let got = match map.get().as_bytes().first() {
+            Some(b'[') => "a list",
+            Some(b'"') => "a string",
+            Some(b't' | b'f') => "a truth value",
+            Some(b'n') => "null",
+            _ => "a number",
+        };
+        return Err(fail(format!("`weight_map`: expected an object with the shard of each tensor, got {got}")));
+    }
     let map = json::fields(map.get().as_bytes(), MOST_NAMES)
         .map_err(|e| fail(format!("`weight_map` is not a JSON object of unique names: {e}")))?;
+    if map.is_empty() {
+        return Err(fail("`weight_map`: expected an object with the shard of each tensor, got an empty one".into()));
+    }
     map.into_iter()
         .map(|(tensor, shard)| {
             let shard: String = serde_json::from_str(shard.get())

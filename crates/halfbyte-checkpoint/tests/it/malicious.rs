@@ -148,7 +148,8 @@ fn indices_that_lie() {
         ("[]", &["index.json", "not a JSON object"]),
         ("{", &["index.json", "not a JSON object"]),
         ("{}", &["index.json", "`weight_map`"]),
-        (r#"{"weight_map":[]}"#, &["index.json", "`weight_map`"]),
+        (r#"{"weight_map":[]}"#, &["index.json", "`weight_map`: expected an object", "got a list"]),
+        (r#"{"weight_map":{}}"#, &["index.json", "`weight_map`: expected an object", "got an empty one"]),
         (r#"{"weight_map":{"a":1}}"#, &["index.json", "tensor `a`", "name of a shard"]),
         (r#"{"weight_map":{"a":"a.safetensors","a":"b.safetensors"}}"#, &["index.json", "`a` appears twice"]),
         (
@@ -179,6 +180,19 @@ fn indices_that_lie() {
     let good =
         open_index(dir.path(), r#"{"metadata":{},"weight_map":{"b":"b.safetensors","a":"a.safetensors"}}"#).unwrap();
     assert_eq!(good.tensor_names().collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(good.findings(), []);
+}
+
+#[test]
+fn files_beside_an_index_that_it_does_not_name_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = open_index(dir.path(), r#"{"weight_map":{"b":"b.safetensors"}}"#).unwrap();
+    assert_eq!(one.tensor_names().collect::<Vec<_>>(), ["b"]);
+    let told: Vec<String> = one.findings().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        ["a.safetensors: lies beside model.safetensors.index.json, which does not name it; it was not read"]
+    );
 }
 
 #[test]
