@@ -128,6 +128,9 @@ struct Graphs<'a> {
     count: usize,
 }
 
+/// Attributes of `MatMulNBits`, all of them integers.
+const ATTRIBUTES: &[&str] = &["N", "K", "block_size", "bits", "accuracy_level", "weight_prepacked"];
+
 /// A node that is a product.
 #[derive(Default)]
 struct Node<'a> {
@@ -135,7 +138,44 @@ struct Node<'a> {
     op_type: &'a str,
     domain: &'a str,
     inputs: Vec<&'a str>,
-    attributes: Vec<(&'a str, u64)>,
+    attributes: Vec<Attribute<'a>>,
+}
+
+/// An attribute of a node.
+struct Attribute<'a> {
+    name: &'a str,
+    /// The error says what it is instead of an integer.
+    integer: std::result::Result<u64, &'static str>,
+}
+
+impl<'a> Attribute<'a> {
+    /// Reads an `AttributeProto`; graphs in it go to `graphs`.
+    fn parse(proto: Slice<'a>, graphs: &mut Vec<Slice<'a>>) -> proto::Result<Self> {
+        const INTEGER: u64 = 2;
+        let (mut name, mut value, mut declared, mut held) = ("", 0, 0, INTEGER);
+        for field in proto.fields() {
+            let field = field?;
+            match field.number {
+                1 => name = field.text()?,
+                3 => value = field.number_value()?,
+                20 => declared = field.number_value()?,
+                6 | 11 => graphs.push(field.slice()?),
+                _ => {}
+            }
+            // Types are numbered as their fields are, one less; older files do not declare them.
+            if let 2 | 4..=11 = field.number {
+                held = u64::from(field.number) - 1;
+            }
+        }
+        let integer = match if declared == 0 { held } else { declared } {
+            INTEGER => Ok(value),
+            1 => Err("a float"),
+            3 => Err("a string"),
+            6..=8 => Err("a list"),
+            _ => Err("another type"),
+        };
+        Ok(Self { name, integer })
+    }
 }
 
 impl<'a> Graphs<'a> {
@@ -185,19 +225,7 @@ impl<'a> Graphs<'a> {
                 1 => node.inputs.push(field.text()?),
                 3 => node.name = field.text()?,
                 4 => node.op_type = field.text()?,
-                5 => {
-                    let (mut name, mut value) = ("", 0);
-                    for field in field.slice()?.fields() {
-                        let field = field?;
-                        match field.number {
-                            1 => name = field.text()?,
-                            3 => value = field.number_value()?,
-                            6 | 11 => graphs.push(field.slice()?),
-                            _ => {}
-                        }
-                    }
-                    node.attributes.push((name, value));
-                }
+                5 => node.attributes.push(Attribute::parse(field.slice()?, &mut graphs)?),
                 7 => node.domain = field.text()?,
                 _ => {}
             }
@@ -254,7 +282,13 @@ impl<'a> Graphs<'a> {
         }
         let [mut n, mut k, mut block_size] = [None; 3];
         let (mut bits, mut accuracy_level) = (4, 0);
-        for &(name, value) in &node.attributes {
+        for &Attribute { name, integer } in &node.attributes {
+            let is_known = ATTRIBUTES.contains(&name);
+            let value = match integer {
+                _ if !is_known => return Err(unsupported(format!("unknown attribute `{name}`"))),
+                Ok(value) => value,
+                Err(got) => return Err(malformed(format!("expected `{name}` to be an integer, got {got}"))),
+            };
             let size = usize::try_from(value as i64).ok().filter(|&size| size > 0);
             let small = u32::try_from(value).ok();
             let (known, expected) = match name {
@@ -263,9 +297,8 @@ impl<'a> Graphs<'a> {
                 "block_size" => (size.map(|v| block_size = Some(v)), "at least 1"),
                 "bits" => (small.map(|v| bits = v), "a small number"),
                 "accuracy_level" => (small.map(|v| accuracy_level = v), "a small number"),
-                // Layouts of single execution providers, which files are not meant to be exchanged in.
-                "weight_prepacked" => ((value == 0).then_some(()), "0: other layouts are not read"),
-                _ => return Err(unsupported(format!("unknown attribute `{name}`"))),
+                // `weight_prepacked`: layouts of single execution providers, which files are not meant to be exchanged in.
+                _ => ((value == 0).then_some(()), "0: other layouts are not read"),
             };
             known.ok_or_else(|| unsupported(format!("expected `{name}` to be {expected}, got {}", value as i64)))?;
         }

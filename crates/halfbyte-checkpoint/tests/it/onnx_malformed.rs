@@ -225,6 +225,22 @@ fn products_that_cannot_be_read() {
     for (content, parts) in cases {
         refused(content, parts);
     }
+    // What else an attribute holds is told, whether or not the file declares its type.
+    let others: [(i64, Vec<u8>, &str); 4] = [
+        (3, bytes(4, "16"), "a string"),
+        (1, [vec![2 << 3 | 5], 16f32.to_le_bytes().to_vec()].concat(), "a float"),
+        (7, number(8, 16), "a list"),
+        (5, bytes(6, ""), "another type"),
+    ];
+    for (declared, held, got) in others {
+        for of_type in [Vec::new(), number(20, declared)] {
+            let attribute = bytes(5, [bytes(1, "K"), held.clone(), of_type].concat());
+            let inputs: Vec<u8> = ["x", "w", "s"].iter().flat_map(|input| bytes(1, input)).collect();
+            let product = [inputs, bytes(3, "n"), bytes(4, "MatMulNBits"), attribute, bytes(7, "com.microsoft")];
+            let content = with_nodes(&["w", "s"], &[bytes(1, product.concat())]);
+            refused(&content, &["node `n`", &format!("expected `K` to be an integer, got {got}")]);
+        }
+    }
     // The same product twice is one; another one of the same weight is not understood.
     let other = |inputs: &[&str], block_size| {
         let sizes = [("K", 16), ("N", 1), ("block_size", block_size)];
