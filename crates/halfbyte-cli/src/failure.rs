@@ -74,6 +74,14 @@ impl Failure {
         failure
     }
 
+    /// The same, with another help: what a single command can advise.
+    pub fn with_help(mut self, help: &str) -> Self {
+        if let Self::Message(message) = &mut self {
+            message.help = help.to_owned();
+        }
+        self
+    }
+
     /// More memory than the machine has free.
     pub fn memory(what: impl AsRef<str>, cause: impl AsRef<str>) -> Self {
         Self::new(Exit::Device, what, cause, "choose smaller sizes, or free some memory")

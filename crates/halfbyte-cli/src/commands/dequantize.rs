@@ -3,13 +3,13 @@
 use crate::app::App;
 use crate::args::{FloatArg, HintArgs};
 use crate::escape::path;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
 use crate::text::bytes;
 use halfbyte::Float;
-use halfbyte_checkpoint::{Job, write_dense};
+use halfbyte_checkpoint::{Error as CheckpointError, Job, write_dense};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -56,7 +56,15 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         ..Job::new(&source, &args.output)
     };
     let dtype = Float::from(args.dtype);
-    let written = write_dense(job, dtype)?;
+    let written = write_dense(job, dtype).map_err(|error| match (&error, dtype) {
+        (CheckpointError::Unrepresentable { .. }, Float::F16) => {
+            Failure::from(error).with_help("choose --dtype f32 or bf16, which reach further")
+        }
+        (CheckpointError::Unrepresentable { .. }, Float::BF16) => {
+            Failure::from(error).with_help("choose --dtype f32, which reaches further")
+        }
+        _ => error.into(),
+    })?;
     drop((cooperate, progress));
     app.findings(&written.findings);
     let result = Dequantized {
