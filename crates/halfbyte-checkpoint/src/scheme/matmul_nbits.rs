@@ -35,13 +35,15 @@ fn product<'a>(weights: &'a Weights, prefix: &str) -> Result<(&'a Path, &'a MatM
         let info = checkpoint.info(&name)?;
         Ok(TensorBytes { dtype: info.dtype, shape: info.shape, bytes: checkpoint.bytes(&name)? })
     };
+    // The model itself comes before the files of its external data.
+    let file = checkpoint.files().next().unwrap_or(checkpoint.path());
     let known = match checkpoint.container() {
         Container::Onnx(model) => model.products().iter().find(|product| product.prefix == prefix),
         Container::Plain | Container::Gguf(_) => None,
     };
     let product = known.ok_or_else(|| {
         let what = format!("module `{prefix}`: expected a MatMulNBits node, which only ONNX models have");
-        Error::malformed(checkpoint.path(), what)
+        Error::malformed(file, what)
     })?;
     let blocks = Blocks {
         weight: part(Part::Weight)?,
@@ -49,7 +51,7 @@ fn product<'a>(weights: &'a Weights, prefix: &str) -> Result<(&'a Path, &'a MatM
         zero_points: product.zero_points.as_ref().map(|_| part(Part::ZeroPoints)).transpose()?,
         g_idx: product.g_idx.as_ref().map(|_| part(Part::GroupIndex)).transpose()?,
     };
-    Ok((checkpoint.path(), product, blocks))
+    Ok((file, product, blocks))
 }
 
 /// Writes modules as products of an ONNX model.
