@@ -141,7 +141,15 @@ fn with_progress<T>(
         cancel: Some(&interrupt::cancelled),
         ..Job::new(source, target)
     };
-    Ok(work(job)?)
+    work(job).map_err(|error| match &error {
+        CheckpointError::Invalid { op: "write AWQ", .. } => {
+            Failure::from(error).with_help("add --group N --requantize: layers in other groups are then rounded again")
+        }
+        CheckpointError::Invalid { op: "convert", .. } => {
+            Failure::from(error).with_help("`halfbyte quantize` makes a quantised model of a dense one")
+        }
+        _ => error.into(),
+    })
 }
 
 #[derive(Serialize)]
