@@ -2,7 +2,7 @@
 
 use super::part::refuse_part;
 use super::staging::Staging;
-use super::{Job, Step, Written, complete, dense_config, linears, owners, write_steps};
+use super::{Job, Step, Written, check_side_files, complete, dense_config, linears, owners, write_steps};
 use crate::contents::odd_values;
 use crate::error::{Error, Result};
 use crate::safetensors::{self, DType, TensorSpec, cast_floats};
@@ -20,6 +20,7 @@ use serde_json::Value;
 pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
     let source = job.source;
     refuse_part("make a model dense", source)?;
+    check_side_files(source)?;
     let checkpoint = source.checkpoint();
     let mut config = dense_config(source)?;
     set_dtype(&mut config, dtype);

@@ -20,7 +20,7 @@ pub use quantized::{Quantization, Sizes, Untied, sizes, write_model};
 pub(crate) use replaceable::{TEMPLATES, is_template};
 pub use replacement::{Replacement, refuse_input};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Container};
 use crate::error::{Error, Result};
 use crate::files::write_synced;
 use crate::finding::Finding;
@@ -79,6 +79,7 @@ impl std::fmt::Debug for Job<'_> {
 /// Errors: those with which [`write_model`] would begin.
 pub fn check_target(source: &Weights, target: &Path, form: Target, overwrite: bool) -> Result<()> {
     part::refuse_part("write a model", source)?;
+    check_side_files(source)?;
     match form {
         Target::Gguf => Staging::create_for_file(target, overwrite, source, GGUF_FILE).map(drop),
         _ => Staging::create(target, overwrite, source.folder()).map(drop),
@@ -242,6 +243,16 @@ fn dense_config(source: &Weights) -> Result<Map<String, Value>> {
     config.shift_remove("quantization_config");
     config.shift_remove("compression_config");
     Ok(config)
+}
+
+/// Before long work: whether what goes with a model besides its weights can be copied. Errors: a link to nothing, a folder, a pipe or
+/// the like under the name of such a file.
+fn check_side_files(source: &Weights) -> Result<()> {
+    match source.checkpoint().container() {
+        // It is in the file itself.
+        Container::Gguf(_) => Ok(()),
+        Container::Plain | Container::Onnx(_) => staging::side_files(source.folder()).map(drop),
+    }
 }
 
 /// Writes `config.json` and the files beside it, and gives the folder its name.

@@ -2,7 +2,7 @@
 
 use super::dense::converted;
 use super::staging::Staging;
-use super::{Job, Linear, Step, Written, complete, dense_config, linears, owners, write_steps};
+use super::{Job, Linear, Step, Written, check_side_files, complete, dense_config, linears, owners, write_steps};
 use crate::contents::odd_values;
 use crate::cut::Cut;
 use crate::error::{Error, Result};
@@ -78,6 +78,7 @@ enum Task<'a> {
 pub fn write_part(mut job: Job<'_>, part: &Part, cut: &dyn Fn(&str) -> Option<Cut>) -> Result<Written> {
     let source = job.source;
     refuse_part("cut a model for ranks", source)?;
+    check_side_files(source)?;
     let checkpoint = source.checkpoint();
     let mut config = dense_config(source)?;
     let modules = linears(source)?;

@@ -3,7 +3,7 @@
 use super::dense::{converted, floats_of};
 use super::part::refuse_part;
 use super::staging::Staging;
-use super::{HEAD, Job, Linear, Step, Written, complete, dense_config, linears, owners, write_steps};
+use super::{HEAD, Job, Linear, Step, Written, check_side_files, complete, dense_config, linears, owners, write_steps};
 use crate::checkpoint::Checkpoint;
 use crate::contents::odd_values;
 use crate::error::{Error, Result};
@@ -71,6 +71,7 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
     let Quantization { target, format: choose, quantize, dense: replace, untied } = quantization;
     let source = job.source;
     refuse_part(OP, source)?;
+    check_side_files(source)?;
     let checkpoint = source.checkpoint();
     let mut config = dense_config(source)?;
 

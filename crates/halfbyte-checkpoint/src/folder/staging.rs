@@ -14,6 +14,7 @@ use super::remove_model;
 use super::replaceable::{self, TEMPLATES, is_side_file, is_template, is_written_here, is_written_in_templates};
 use crate::error::{Error, Result};
 use crate::files::{self, Lock, OutputFile, sync_dir};
+use crate::regular::open_regular;
 use crate::scheme::Weights;
 use std::ffi::OsString;
 use std::fs::File;
@@ -119,11 +120,10 @@ impl Staging {
     /// Copies tokenizer, generation settings, templates, licence, code of the model's own and the like, as far as the source
     /// has them.
     pub fn copy_side_files(&self, source: &Path) -> Result<()> {
-        for file in chosen(source, is_side_file)? {
+        let SideFiles { files, templates } = side_files(source)?;
+        for file in files {
             copy_into(&file, &self.path)?;
         }
-        let templates = source.join(TEMPLATES);
-        let templates = if templates.is_dir() { chosen(&templates, is_template)? } else { Vec::new() };
         if templates.is_empty() {
             return Ok(());
         }
@@ -212,18 +212,32 @@ impl Drop for Staging {
     }
 }
 
-/// The files of a folder whose names are chosen.
+/// What goes with a model besides its weights and config.
+pub(super) struct SideFiles {
+    files: Vec<PathBuf>,
+    templates: Vec<PathBuf>,
+}
+
+/// What of this a folder has. Errors: a link to nothing, a folder, a pipe or the like under the name of such a file.
+pub(super) fn side_files(source: &Path) -> Result<SideFiles> {
+    let templates = source.join(TEMPLATES);
+    let has_templates = templates.symlink_metadata().is_ok();
+    let templates = if has_templates { chosen(&templates, is_template)? } else { Vec::new() };
+    Ok(SideFiles { files: chosen(source, is_side_file)?, templates })
+}
+
+/// The files of a folder whose names are chosen. Error: something of such a name that is no regular file.
 fn chosen(folder: &Path, is_chosen: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let names = files::names(folder).map_err(Error::io("list", folder))?;
     let names = names.iter().filter(|name| name.to_str().is_some_and(&is_chosen));
-    Ok(names.map(|name| folder.join(name)).filter(|file| file.is_file()).collect())
+    names.map(|name| folder.join(name)).map(|file| open_regular(&file).map(|_| file)).collect()
 }
 
 /// Copies a file under its name.
 fn copy_into(from: &Path, folder: &Path) -> Result<()> {
     const BUFFER_BYTES: usize = 1 << 20;
     let to = folder.join(from.file_name().unwrap_or_default());
-    let mut input = File::open(from).map_err(Error::io("open", from))?;
+    let (mut input, _) = open_regular(from)?;
     let output = OutputFile::create(&to).map_err(Error::io("create", &to))?;
     let mut output = BufWriter::with_capacity(BUFFER_BYTES, output);
     std::io::copy(&mut input, &mut output)

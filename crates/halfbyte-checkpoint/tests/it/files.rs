@@ -62,6 +62,36 @@ fn overwriting_removes_nothing_but_files_of_a_model() {
     assert_eq!(listing(&target), before);
 }
 
+#[cfg(unix)]
+#[test]
+fn what_cannot_be_copied_beside_the_weights_is_refused_before_any_work() {
+    use std::os::unix::fs::symlink;
+    let dir = tempfile::tempdir().unwrap();
+    let source = source(&dir.path().join("source"));
+    let beside = |name: &str| source.folder().join(name);
+    let refuses = |name: &str, parts: &[&str]| {
+        let target = dir.path().join("target");
+        for refused in [write(&source, &target, false).map(drop), check_target(&source, &target, Target::Native, false)]
+        {
+            assert_names(&text_of(refused), parts);
+        }
+        assert_eq!(listing(dir.path()), ["source"], "{name}");
+    };
+    for name in ["tokenizer.json", "LICENSE", "additional_chat_templates"] {
+        symlink("/nowhere/blob", beside(name)).unwrap();
+        refuses(name, &[name, "No such file"]);
+        std::fs::remove_file(beside(name)).unwrap();
+    }
+    assert!(std::process::Command::new("mkfifo").arg(beside("tokenizer.json")).status().unwrap().success());
+    refuses("tokenizer.json", &["tokenizer.json", "expected a regular file, got a pipe"]);
+    std::fs::remove_file(beside("tokenizer.json")).unwrap();
+    // A link to a file is as good as the file.
+    std::fs::write(beside("blob"), "{}").unwrap();
+    symlink("blob", beside("tokenizer.json")).unwrap();
+    let written = write(&source, &dir.path().join("target"), false).unwrap();
+    assert_eq!(std::fs::read(written.path.join("tokenizer.json")).unwrap(), b"{}");
+}
+
 #[test]
 #[cfg(unix)]
 fn a_link_to_a_file_of_the_source_is_no_target() {
