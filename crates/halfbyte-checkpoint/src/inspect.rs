@@ -140,7 +140,8 @@ pub fn inspect(weights: &Weights) -> Result<Inspection> {
         modules.push(summary);
     }
     findings.extend(weights.unreadable());
-    findings.extend(zero_biases(weights, modules.iter().filter(|m| m.scheme != "dense").map(|m| m.name.as_str())));
+    let quantized = modules.iter().filter(|module| module.scheme != "dense");
+    findings.extend(biases(weights, quantized.filter_map(|module| Some((module.name.as_str(), module.shape?[0])))));
     if weights.quantization().is_some() && quantized_parts.is_empty() {
         findings.push(Finding::new("quantization_config", "declares a quantised model, but no module is quantised"));
     }
@@ -174,20 +175,26 @@ pub fn inspect(weights: &Weights) -> Result<Inspection> {
     })
 }
 
-/// A sentence on the biases of quantised modules that are zero throughout, which some packers write for every layer
-/// without one.
-fn zero_biases<'a>(weights: &Weights, modules: impl Iterator<Item = &'a str>) -> Option<Finding> {
-    let mut names = modules.map(|module| format!("{module}.bias")).filter(|name| {
-        let bias = weights.checkpoint().floats(name);
-        let zero = bias.is_ok_and(|bias| bias.to_f32().iter().all(|&b| b == 0.0));
-        weights.checkpoint().release(name);
-        zero
-    });
-    let first = names.next()?;
-    let others = match names.count() {
-        0 => String::new(),
-        1 => ", with 1 other,".into(),
-        others => format!(", with {others} others,"),
+/// What is to be said of the biases of quantised modules with so many outputs: those that cannot be read, and a sentence on those that are
+/// zero throughout, which some packers write for every layer without one.
+fn biases<'a>(weights: &Weights, modules: impl Iterator<Item = (&'a str, usize)>) -> Vec<Finding> {
+    let (mut findings, mut zero) = (Vec::new(), Vec::new());
+    for (module, n) in modules {
+        let name = format!("{module}.bias");
+        match weights.bias(module, n) {
+            Ok(None) if weights.checkpoint().contains(&name) => zero.push(name.clone()),
+            Ok(_) => {}
+            Err(e) => findings.push(Finding::new(module, e.to_string())),
+        }
+        weights.checkpoint().release(&name);
+    }
+    let others = match zero.len() {
+        0 => return findings,
+        1 => String::new(),
+        2 => ", with 1 other,".into(),
+        all => format!(", with {} others,", all - 1),
     };
-    Some(Finding::new(first, format!("a bias{others} is zero throughout, as for a layer without one; read as no bias")))
+    let text = format!("a bias{others} is zero throughout, as for a layer without one; read as no bias");
+    findings.push(Finding::new(zero.swap_remove(0), text));
+    findings
 }

@@ -134,11 +134,14 @@ impl<'a> Check<'a> {
         if let Some(got) = got.filter(|got| *got != [n, k]) {
             self.tell(name, format!("is of shape {got:?}, and {n} × {k} by the configuration"));
         }
-        let bias = checkpoint.get(&format!("{name}.bias")).map(|info| info.shape.to_vec());
+        let bias = checkpoint.get(&format!("{name}.bias")).map(|info| (info.shape.to_vec(), info.dtype));
         match bias {
             None if biased => self.tell(name, "has no bias, and has one by the configuration".to_owned()),
-            Some(got) if got != [n] => {
+            Some((got, _)) if got != [n] => {
                 self.tell(name, format!("has a bias of shape {got:?}, and {n} outputs by the configuration"));
+            }
+            Some((_, dtype)) if dtype.float().is_none() => {
+                self.tell(name, format!("has a bias of {dtype}, which is not read; F16, BF16 and F32 are"));
             }
             _ => {}
         }

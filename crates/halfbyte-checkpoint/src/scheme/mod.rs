@@ -430,7 +430,8 @@ impl Weights {
             .collect()
     }
 
-    fn bias(&self, prefix: &str, n: usize) -> Result<Option<Vec<f32>>> {
+    /// The bias of a module with so many outputs; None also where it is zero throughout. Errors: another length, not floats.
+    pub(crate) fn bias(&self, prefix: &str, n: usize) -> Result<Option<Vec<f32>>> {
         let name = format!("{prefix}.bias");
         if !self.checkpoint.contains(&name) {
             return Ok(None);
