@@ -3,6 +3,7 @@
 use crate::cut::Cut;
 use crate::error::Result;
 use crate::folder::Part;
+use crate::safetensors::DType;
 use crate::safetensors::FloatData;
 use crate::scheme::{LinearWeight, ModuleKind, SCHEMES, Weights};
 use halfbyte::{QTensor, Zeros};
@@ -49,9 +50,11 @@ pub struct Difference {
     pub name: String,
     /// Its dimensions in the first checkpoint and in the second.
     pub shapes: [Vec<usize>; 2],
-    /// Elements that differ; all of them where the shapes do.
+    /// Types of its elements in both, where these are another and not both numbers that weights have.
+    pub types: Option<[&'static str; 2]>,
+    /// Elements that differ; all of them where shapes or types do.
     pub elements: u64,
-    /// The largest difference, infinite where one is not a number; None where the shapes differ.
+    /// The largest difference, infinite where one is not a number; None where shapes or types differ.
     pub largest: Option<f64>,
     /// Where it is, row-major, and both values there.
     pub at: Option<(u64, f64, f64)>,
@@ -61,7 +64,7 @@ pub struct Difference {
 pub type OnTensor<'a> = dyn FnMut(&str, usize, usize) -> bool + 'a;
 
 /// Compares what two checkpoints stand for, number by number: quantised weights as the exact products and sums that they
-/// mean, floats as they are. Zeros are equal whatever their sign; NaN equals NaN.
+/// mean, floats as they are. Zeros are equal whatever their sign; NaN equals NaN. A bias of zeros is as good as none.
 ///
 /// `progress` is told each tensor's name, its place and how many there are, and may end the comparison by returning
 /// false, which is [`crate::Error::Cancelled`]. *Errors:* tensors that cannot be read.
@@ -174,7 +177,7 @@ pub fn verify_parts(
 
 const WEIGHT: &str = ".weight";
 
-/// The tensors that a checkpoint stands for: a quantised module's counts as its dense `weight`.
+/// The tensors that a checkpoint stands for: those that a quantised module's weight is read from count as its dense `weight`.
 fn tensors(weights: &Weights) -> Result<Vec<String>> {
     let mut names = Vec::new();
     let mut parts = HashSet::new();
@@ -184,16 +187,23 @@ fn tensors(weights: &Weights) -> Result<Vec<String>> {
             parts.extend(SCHEMES.iter().flat_map(|s| s.parts).map(|part| format!("{module}.{part}")));
         }
     }
-    let checkpoint = weights.checkpoint();
-    for info in checkpoint.tensors() {
-        // A bias of zeros is as good as none.
-        let zero_bias =
-            || info.name.ends_with(".bias") && checkpoint.data(info.name).is_ok_and(|b| b.iter().all(|&b| b == 0));
-        if !parts.contains(info.name) && !zero_bias() {
+    for info in weights.checkpoint().tensors() {
+        if !parts.contains(info.name) && !(info.name.ends_with(".bias") && is_zero(weights, info.name)) {
             names.push(info.name.to_owned());
         }
     }
     Ok(names)
+}
+
+/// Whether all elements of a tensor are zero, whatever their sign.
+fn is_zero(weights: &Weights, name: &str) -> bool {
+    let checkpoint = weights.checkpoint();
+    let zero = match checkpoint.floats(name) {
+        Ok(floats) => floats.to_f32().iter().all(|&v| v == 0.0),
+        Err(_) => checkpoint.data(name).is_ok_and(|bytes| bytes.iter().all(|&byte| byte == 0)),
+    };
+    checkpoint.release(name);
+    zero
 }
 
 /// The numbers of a tensor.
@@ -201,7 +211,7 @@ enum Numbers<'a> {
     Quantized(Box<QTensor>),
     Floats(FloatData<'a>, Vec<usize>),
     /// Of a type that holds no weights.
-    Bytes(Cow<'a, [u8]>, Vec<usize>),
+    Bytes(Cow<'a, [u8]>, Vec<usize>, DType),
 }
 
 impl<'a> Numbers<'a> {
@@ -219,14 +229,23 @@ impl<'a> Numbers<'a> {
         let shape = info.shape.to_vec();
         Ok(match info.dtype.float() {
             Some(_) => Numbers::Floats(checkpoint.floats(name)?, shape),
-            None => Numbers::Bytes(checkpoint.data(name)?, shape),
+            None => Numbers::Bytes(checkpoint.data(name)?, shape, info.dtype),
         })
+    }
+
+    /// What its elements are called, and whether these are numbers that weights have, whose types may differ.
+    fn type_of(&self) -> (&'static str, bool) {
+        match self {
+            Numbers::Quantized(_) => ("codes", true),
+            Numbers::Floats(floats, _) => (DType::from(floats.dtype()).name(), true),
+            Numbers::Bytes(.., dtype) => (dtype.name(), false),
+        }
     }
 
     fn shape(&self) -> Vec<usize> {
         match self {
             Numbers::Quantized(q) => vec![q.n(), q.k()],
-            Numbers::Floats(_, shape) | Numbers::Bytes(_, shape) => shape.clone(),
+            Numbers::Floats(_, shape) | Numbers::Bytes(_, shape, _) => shape.clone(),
         }
     }
 
@@ -234,7 +253,7 @@ impl<'a> Numbers<'a> {
         match self {
             Numbers::Quantized(q) => q.codes().len(),
             Numbers::Floats(floats, _) => floats.len(),
-            Numbers::Bytes(bytes, _) => bytes.len(),
+            Numbers::Bytes(bytes, ..) => bytes.len(),
         }
     }
 
@@ -252,7 +271,7 @@ impl<'a> Numbers<'a> {
                 }
             }
             Numbers::Floats(floats, _) => f64::from(floats.as_floats().get(i)),
-            Numbers::Bytes(bytes, _) => f64::from(bytes[i]),
+            Numbers::Bytes(bytes, ..) => f64::from(bytes[i]),
         }
     }
 }
@@ -269,9 +288,17 @@ fn difference(
     other: impl Fn(usize) -> usize + Sync,
 ) -> Option<Difference> {
     let (shapes, len) = ([a.shape(), shape], a.len());
-    let of_bytes = [a, b].map(|numbers| if let Numbers::Bytes(bytes, _) = numbers { bytes.len() } else { 0 });
-    if shapes[0] != shapes[1] || of_bytes[0] != of_bytes[1] {
-        return Some(Difference { name: name.to_owned(), shapes, elements: len as u64, largest: None, at: None });
+    let [(of_a, a_is_number), (of_b, b_is_number)] = [a, b].map(Numbers::type_of);
+    let types = (of_a != of_b && !(a_is_number && b_is_number)).then_some([of_a, of_b]);
+    if shapes[0] != shapes[1] || types.is_some() {
+        return Some(Difference {
+            name: name.to_owned(),
+            shapes,
+            types,
+            elements: len as u64,
+            largest: None,
+            at: None,
+        });
     }
     let pieces: Vec<(u64, Option<(f64, usize)>)> = (0..len.div_ceil(PIECE))
         .into_par_iter()
@@ -297,6 +324,7 @@ fn difference(
     worst.map(|(largest, i)| Difference {
         name: name.to_owned(),
         shapes,
+        types,
         elements,
         largest: Some(largest),
         at: Some((i as u64, a.get(i), b.get(other(i)))),

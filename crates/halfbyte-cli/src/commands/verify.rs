@@ -57,6 +57,14 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         false => verify(&open_with(&args.a, args.hint.into())?, &b, &mut on_tensor)?,
     };
     drop((cooperate, progress));
+    if found.compared == 0 && found.equal() {
+        return Err(Failure::new(
+            Exit::Input,
+            "there is nothing to compare",
+            format!("neither {} nor {} holds a tensor", args.a.display(), args.b.display()),
+            "`halfbyte inspect MODEL` lists the tensors of each",
+        ));
+    }
     let result = Verified { a: args.a.clone(), b: args.b.clone(), equal: found.equal(), found };
     app.result(&result, human)?;
     if result.equal {
@@ -110,7 +118,10 @@ fn human(r: &Verified) -> String {
             (Some(largest), Some((at, a, b))) => {
                 format!("  {name}: {} numbers, by up to {largest:.3e} (number {at}: {a} and {b})\n", d.elements)
             }
-            _ => format!("  {name}: shape {:?} and {:?}\n", d.shapes[0], d.shapes[1]),
+            _ => match d.types {
+                Some([a, b]) => format!("  {name}: {a} {:?} and {b} {:?}\n", d.shapes[0], d.shapes[1]),
+                None => format!("  {name}: shape {:?} and {:?}\n", d.shapes[0], d.shapes[1]),
+            },
         };
     }
     if differing.len() > LISTED {
