@@ -56,6 +56,29 @@ impl Weights {
         Finding::shortened(findings)
     }
 
+    /// Tensors beside those of a quantised module that are named like parts of another scheme, and are not read. A conversion refuses
+    /// them, and takes over those that say how activations are rounded.
+    pub(crate) fn foreign_parts(&self) -> Vec<Finding> {
+        let all: BTreeSet<&str> = SCHEMES.iter().flat_map(|scheme| scheme.parts).copied().collect();
+        let mut foreign: BTreeMap<&str, (&str, Vec<&str>)> = BTreeMap::new();
+        for name in self.checkpoint().tensor_names() {
+            for part in &all {
+                let module = name.strip_suffix(part).and_then(|rest| rest.strip_suffix('.'));
+                if let Some(module) = module
+                    && let Ok(ModuleKind::Quantized(scheme)) = self.kind(module)
+                    && !scheme.parts.contains(part)
+                {
+                    foreign.entry(module).or_insert((scheme.name, Vec::new())).1.push(part);
+                }
+            }
+        }
+        let told = foreign.into_iter().map(|(module, (scheme, parts))| {
+            let text = format!("has {}, which modules of {scheme} have not; not read", parts.join(", "));
+            Finding::new(module, text)
+        });
+        Finding::shortened(told.collect())
+    }
+
     fn is_float(&self, module: &str) -> bool {
         let info = self.checkpoint().get(&format!("{module}.weight"));
         info.is_some_and(|info| info.dtype.float().is_some())

@@ -140,6 +140,7 @@ pub fn inspect(weights: &Weights) -> Result<Inspection> {
         modules.push(summary);
     }
     findings.extend(weights.unreadable());
+    findings.extend(weights.foreign_parts());
     let quantized = modules.iter().filter(|module| module.scheme != "dense");
     findings.extend(biases(weights, quantized.filter_map(|module| Some((module.name.as_str(), module.shape?[0])))));
     if weights.quantization().is_some() && quantized_parts.is_empty() {

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::folder::Part;
 use crate::safetensors::DType;
 use crate::safetensors::FloatData;
-use crate::scheme::{LinearWeight, ModuleKind, SCHEMES, Weights};
+use crate::scheme::{LinearWeight, ModuleKind, Weights};
 use halfbyte::{QTensor, Zeros};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -182,9 +182,9 @@ fn tensors(weights: &Weights) -> Result<Vec<String>> {
     let mut names = Vec::new();
     let mut parts = HashSet::new();
     for module in weights.modules() {
-        if let ModuleKind::Quantized(_) = weights.kind(module)? {
+        if let ModuleKind::Quantized(scheme) = weights.kind(module)? {
             names.push(format!("{module}{WEIGHT}"));
-            parts.extend(SCHEMES.iter().flat_map(|s| s.parts).map(|part| format!("{module}.{part}")));
+            parts.extend(scheme.parts_of_weight().map(|part| format!("{module}.{part}")));
         }
     }
     for info in weights.checkpoint().tensors() {

@@ -27,11 +27,11 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
 
     let modules = linears(source)?;
     let quantized = || modules.iter().enumerate().filter(|(_, module)| module.source.is_some());
-    let owners = owners(checkpoint, quantized().map(|(at, module)| (at, module.name, true)));
+    let owners = owners(source, quantized())?;
     let mut planned = vec![false; modules.len()];
     let mut steps = Vec::new();
     for info in checkpoint.tensors() {
-        match owners.get(info.name) {
+        match owners.at.get(info.name) {
             Some(&at) => {
                 if !std::mem::replace(&mut planned[at], true) {
                     let module = &modules[at];
@@ -72,7 +72,13 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
         Ok(())
     })?;
     let folder = complete(&job, staging, config)?;
-    Ok(Written { path: folder, tensor_bytes: written.tensor_bytes, quantized: 0, findings })
+    Ok(Written {
+        path: folder,
+        tensor_bytes: written.tensor_bytes,
+        quantized: 0,
+        findings,
+        left_out: owners.activations,
+    })
 }
 
 /// What a module stands for, as bytes of `dtype`.

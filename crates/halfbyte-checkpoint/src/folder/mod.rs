@@ -20,12 +20,12 @@ pub use quantized::{Quantization, Sizes, Untied, sizes, write_model};
 pub(crate) use replaceable::{TEMPLATES, is_template};
 pub use replacement::{Replacement, refuse_input};
 
-use crate::checkpoint::{Checkpoint, Container};
+use crate::checkpoint::Container;
 use crate::error::{Error, Result};
 use crate::files::write_synced;
 use crate::finding::Finding;
 use crate::safetensors::{TensorSpec, pretty};
-use crate::scheme::{ModuleKind, SCHEMES, StoredFormat, Weights};
+use crate::scheme::{ModuleKind, SCHEMES, Scheme, StoredFormat, Weights};
 use crate::target::Target;
 use crate::writer::{Writer, WrittenFiles};
 use rayon::prelude::*;
@@ -117,6 +117,8 @@ pub struct Written {
     pub quantized: usize,
     /// What is odd about the numbers that were written.
     pub findings: Vec<Finding>,
+    /// Tensors of the source that the target does without: what says how activations are rounded, and what follows from the config.
+    pub left_out: Vec<String>,
 }
 
 /// A module that could be a linear layer.
@@ -179,23 +181,45 @@ pub fn linears(source: &Weights) -> Result<Vec<Linear<'_>>> {
     all.into_iter().collect()
 }
 
-/// What a tensor of the source is part of: nothing, or the module at this place in a list.
-fn owners<'a>(
-    checkpoint: &Checkpoint,
-    modules: impl Iterator<Item = (usize, &'a str, bool)>,
-) -> HashMap<String, usize> {
-    let mut owners = HashMap::new();
-    for (at, name, quantized) in modules {
-        let parts: Vec<&str> =
-            if quantized { SCHEMES.iter().flat_map(|s| s.parts).copied().collect() } else { vec!["weight"] };
+/// The tensors of a source that are parts of modules.
+struct Owners {
+    /// The module, by its place in a list, that a tensor is part of. Others are part of none.
+    at: HashMap<String, usize>,
+    /// Those that no weight is read from: they say how activations are rounded.
+    activations: Vec<String>,
+}
+
+/// The tensors of these modules, each with its place in a list. Errors: those of [`Weights::kind`]; a tensor beside a quantised module that
+/// is named like a part of another scheme's, since it would be read as one where it came beside other parts.
+fn owners<'a>(source: &Weights, modules: impl Iterator<Item = (usize, &'a Linear<'a>)>) -> Result<Owners> {
+    let mut owners = Owners { at: HashMap::new(), activations: Vec::new() };
+    for (at, module) in modules {
+        let (parts, activations) = match source.kind(module.name)? {
+            ModuleKind::Quantized(scheme) => {
+                let is_foreign = |part: &&'static str| {
+                    !scheme.parts.contains(part) && !SCHEMES.iter().any(|other| other.activations.contains(part))
+                };
+                let others = SCHEMES.iter().flat_map(Scheme::parts_of_weight).filter(is_foreign);
+                let mut others = others.filter_map(|part| source.checkpoint().get(&format!("{}.{part}", module.name)));
+                if let Some(other) = others.next() {
+                    let what = format!("tensor `{}`: modules of {} have none of this name", other.name, scheme.name);
+                    return Err(Error::malformed(other.file, what));
+                }
+                (scheme.parts, scheme.activations)
+            }
+            ModuleKind::Dense | ModuleKind::Absent => (&["weight"][..], &[][..]),
+        };
         for part in parts {
-            let tensor = format!("{name}.{part}");
-            if checkpoint.contains(&tensor) {
-                owners.insert(tensor, at);
+            let tensor = format!("{}.{part}", module.name);
+            if source.checkpoint().contains(&tensor) {
+                if activations.contains(part) {
+                    owners.activations.push(tensor.clone());
+                }
+                owners.at.insert(tensor, at);
             }
         }
     }
-    owners
+    Ok(owners)
 }
 
 /// One step of a job: what is read, and the tensors that it becomes.

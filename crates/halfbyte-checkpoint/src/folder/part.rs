@@ -96,13 +96,12 @@ pub fn write_part(mut job: Job<'_>, part: &Part, cut: &dyn Fn(&str) -> Option<Cu
             None => {}
         }
     }
-    let owned = modules.iter().enumerate().map(|(at, module)| (at, module.name, module.source.is_some()));
-    let owners = owners(checkpoint, owned);
+    let owners = owners(source, modules.iter().enumerate())?;
     let mut planned = vec![false; modules.len()];
     let mut steps = Vec::new();
     for info in checkpoint.tensors() {
         let same = TensorSpec { name: info.name.to_owned(), dtype: info.dtype, shape: info.shape.to_vec() };
-        let (task, specs) = match owners.get(info.name) {
+        let (task, specs) = match owners.at.get(info.name) {
             Some(&at) if std::mem::replace(&mut planned[at], true) => continue,
             Some(&at) => {
                 let (module, cut) = (&modules[at], of(&modules[at]));
@@ -180,7 +179,8 @@ pub fn write_part(mut job: Job<'_>, part: &Part, cut: &dyn Fn(&str) -> Option<Cu
     let Part { rank, size, model } = part;
     config.insert(FIELD.into(), json!({ "rank": rank, "size": size, "model": model }));
     let path = complete(&job, staging, config)?;
-    Ok(Written { path, tensor_bytes: written.tensor_bytes, quantized: quantized.len(), findings })
+    let left_out = owners.activations;
+    Ok(Written { path, tensor_bytes: written.tensor_bytes, quantized: quantized.len(), findings, left_out })
 }
 
 /// Error: the source is the part of a rank, whose tensors are not those that its config tells of.

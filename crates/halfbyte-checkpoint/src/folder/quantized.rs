@@ -112,18 +112,12 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
     form.config(&settings(false))?;
 
     let touched = |at: usize| formats[at].is_some() || modules[at].source.is_some();
-    let owners = owners(
-        checkpoint,
-        modules
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| touched(*at))
-            .map(|(at, module)| (at, module.name, module.source.is_some())),
-    );
+    let owners = owners(source, modules.iter().enumerate().filter(|(at, _)| touched(*at)))?;
+    let left_out = owners.activations;
     let mut planned = vec![false; modules.len()];
     let mut steps = Vec::new();
     for info in checkpoint.tensors() {
-        let Some(&at) = owners.get(info.name) else {
+        let Some(&at) = owners.at.get(info.name) else {
             let spec = TensorSpec { name: info.name.to_owned(), dtype: info.dtype, shape: info.shape.to_vec() };
             if let Some(target) = form.dense(&spec)? {
                 steps.push(Step { name: info.name, task: Task::Copy(spec), specs: vec![target] });
@@ -217,7 +211,7 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
         }
         complete(&job, staging, config)?
     };
-    Ok(Written { path, tensor_bytes: written.tensor_bytes, quantized: quantized.len(), findings })
+    Ok(Written { path, tensor_bytes: written.tensor_bytes, quantized: quantized.len(), findings, left_out })
 }
 
 /// What a model is going to take in a form.

@@ -24,6 +24,7 @@ use std::path::Path;
 pub(super) const SCHEME: Scheme = Scheme {
     name: "gguf",
     parts: &["weight", "scale", "input_scale"],
+    activations: &[],
     detect: |weights, prefix| {
         let info = weights.checkpoint().get(&format!("{prefix}.weight"));
         info.is_some_and(|info| matches!(info.dtype, DType::Block(block) if block.weight_format().is_some()))

@@ -25,6 +25,7 @@ use rayon::prelude::*;
 pub(super) const SCHEME: Scheme = Scheme {
     name: "marlin",
     parts: &["B", "s", "workspace"],
+    activations: &[],
     detect: |weights, prefix| {
         let checkpoint = weights.checkpoint();
         checkpoint.get(&format!("{prefix}.B")).is_some_and(|info| info.dtype == DType::I32)

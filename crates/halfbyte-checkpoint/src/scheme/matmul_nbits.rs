@@ -17,6 +17,7 @@ use std::path::Path;
 pub(super) const SCHEME: Scheme = Scheme {
     name: "MatMulNBits",
     parts: &[Part::Weight.ending(), Part::Scales.ending(), Part::ZeroPoints.ending(), Part::GroupIndex.ending()],
+    activations: &[],
     detect: |weights, prefix| weights.checkpoint().contains(&Part::Weight.name(prefix)),
     describe: |weights, prefix| {
         let (file, product, blocks) = product(weights, prefix)?;

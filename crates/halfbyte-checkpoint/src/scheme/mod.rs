@@ -36,6 +36,9 @@ pub struct Scheme {
     pub name: &'static str,
     /// Endings of the tensors that make up a module; the first is the one that gives it away.
     pub parts: &'static [&'static str],
+    /// Those of them that say how activations are rounded to integers, or keys and values: they are not read, and no form that is written
+    /// has them, so that they are compared by themselves. What is of inputs in small floats is none of them.
+    pub activations: &'static [&'static str],
     /// Whether a module is stored this way.
     pub detect: fn(&Weights, prefix: &str) -> bool,
     /// What a module holds, without reading its codes.
@@ -128,6 +131,13 @@ pub enum ModuleKind {
     Quantized(&'static Scheme),
     /// Not at all.
     Absent,
+}
+
+impl Scheme {
+    /// Endings of the tensors that a module's weight is read from.
+    pub(crate) fn parts_of_weight(&self) -> impl Iterator<Item = &'static str> {
+        self.parts.iter().copied().filter(|part| !self.activations.contains(part))
+    }
 }
 
 /// A linear layer's weight as it was stored.
@@ -391,7 +401,7 @@ impl Weights {
             findings.push(Finding::new("quantization_config", text));
         }
         let activations = || compressed_tensors::activations(self).or_else(|| modelopt::activations(self));
-        findings.extend(bitsandbytes::rounding(&self.checkpoint).or_else(activations));
+        findings.extend(bitsandbytes::rounding(self).or_else(activations));
         findings
     }
 

@@ -36,6 +36,7 @@ const FORMAT: WeightFormat =
 pub(super) const SCHEME: Scheme = Scheme {
     name: "modelopt",
     parts: &[CODES, SCALES, SCALE_OF_ALL, SCALES_OF_INPUTS, "input_scale", "k_scale", "v_scale"],
+    activations: &["k_scale", "v_scale"],
     detect: |weights, prefix| {
         let checkpoint = weights.checkpoint();
         checkpoint.get(&format!("{prefix}.{CODES}")).is_some_and(|info| info.dtype == DType::U8)

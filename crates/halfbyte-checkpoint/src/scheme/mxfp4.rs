@@ -29,6 +29,7 @@ const SCALES: &str = "weight_scales";
 pub(super) const SCHEME: Scheme = Scheme {
     name: "mxfp4",
     parts: &[BLOCKS, SCALES],
+    activations: &[],
     detect: |weights, prefix| weights.checkpoint().contains(&format!("{prefix}.{BLOCKS}")),
     describe: |weights, prefix| {
         let shape = shape(weights, prefix)?;

@@ -1,6 +1,7 @@
 //! Tests of the crate through its public interface.
 
 mod awq;
+mod beside;
 mod bitsandbytes;
 mod compressed_tensors;
 mod config;

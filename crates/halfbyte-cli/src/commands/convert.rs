@@ -70,6 +70,8 @@ struct Converted {
     requantized: Vec<Requantized>,
     /// Modules that were quantised and are dense here, since the form has no such embeddings or heads.
     made_dense: Vec<String>,
+    /// Tensors that the target does without: what says how activations are rounded, and what follows from the config.
+    left_out: Vec<String>,
     seconds: f64,
 }
 
@@ -107,6 +109,7 @@ fn to_form(args: &Args, form: FormArg, app: &App) -> Result<()> {
     app.findings(&converted.written.findings);
     let result = Converted {
         model: args.model.clone(),
+        left_out: converted.written.left_out,
         output: converted.written.path,
         to: form.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned()),
         bytes_before: bytes_of(&source),
@@ -290,6 +293,13 @@ fn human(r: &Converted) -> String {
     );
     if !r.made_dense.is_empty() {
         out += &format!("dense now, since the form has no such codes: {}\n", escaped(&r.made_dense.join(", ")));
+    }
+    if let Some(first) = r.left_out.first() {
+        let others = match r.left_out.len() - 1 {
+            0 => String::new(),
+            others => format!(" and {others} more"),
+        };
+        out += &format!("left out, since no weight is read from them: `{}`{others}\n", escaped(first));
     }
     if let Some(first) = r.requantized.first() {
         out += &format!(

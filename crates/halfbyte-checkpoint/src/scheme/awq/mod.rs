@@ -32,6 +32,7 @@ use super::{Description, Scheme, StoredFormat};
 pub(super) const SCHEME: Scheme = Scheme {
     name: "awq",
     parts: &["qweight", "qzeros", "scales", "scaled_zeros"],
+    activations: &[],
     detect: layout::detect,
     describe: |weights, prefix| {
         let module = read::examine(weights, prefix)?;

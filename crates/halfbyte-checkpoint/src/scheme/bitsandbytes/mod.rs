@@ -26,8 +26,7 @@
 mod four_bits;
 mod int8;
 
-use super::{Description, Scheme, StoredFormat, Weights};
-use crate::checkpoint::Checkpoint;
+use super::{Description, ModuleKind, Scheme, StoredFormat, Weights};
 use crate::config::{BitsAndBytesConfig, BitsAndBytesKind, QuantizationConfig};
 use crate::finding::Finding;
 use crate::safetensors::DType;
@@ -36,6 +35,7 @@ use crate::safetensors::DType;
 pub(super) const BYTES: Scheme = Scheme {
     name: "bitsandbytes",
     parts: &["weight", "SCB", "weight_format"],
+    activations: &[],
     detect: |weights, prefix| {
         let checkpoint = weights.checkpoint();
         checkpoint.get(&format!("{prefix}.weight")).is_some_and(|info| info.dtype == DType::I8)
@@ -60,6 +60,7 @@ pub(super) const FOUR_BITS: Scheme = Scheme {
         "weight.nested_absmax",
         "weight.nested_quant_map",
     ],
+    activations: &[],
     detect: |weights, prefix| {
         let contains = |part: &str| weights.checkpoint().contains(&format!("{prefix}.{part}"));
         contains("weight") && contains("weight.absmax")
@@ -73,8 +74,10 @@ pub(super) const FOUR_BITS: Scheme = Scheme {
 };
 
 /// What is to be said of every module of signed bytes, once for all.
-pub(super) fn rounding(checkpoint: &Checkpoint) -> Option<Finding> {
-    let name = checkpoint.tensor_names().find(|name| name.ends_with(".SCB"))?;
+pub(super) fn rounding(weights: &Weights) -> Option<Finding> {
+    let is_read =
+        |module: &str| matches!(weights.kind(module), Ok(ModuleKind::Quantized(scheme)) if scheme.name == BYTES.name);
+    let name = weights.checkpoint().tensor_names().find(|name| name.strip_suffix(".SCB").is_some_and(is_read))?;
     let text = "and all others like it: int8 weights of bitsandbytes are read with the scale SCB / 127, rounded to f32; \
                 bitsandbytes itself rounds twice";
     Some(Finding::new(name, text))

@@ -26,10 +26,13 @@ mod write;
 
 pub(crate) use write::{Writer, nearest};
 
-use super::{Description, Scheme, StoredFormat, Weights};
+use super::{Description, ModuleKind, Scheme, StoredFormat, Weights};
 use crate::error::Result;
 use crate::finding::Finding;
 use crate::safetensors::DType;
+
+/// What says how activations are rounded to integers.
+const ACTIVATIONS: &[&str] = &["input_scale", "input_zero_point", "output_scale", "output_zero_point"];
 
 /// The line in [`super::SCHEMES`] for packed codes (`pack-quantized`), those that are floats among them.
 pub(super) const PACKED: Scheme = Scheme {
@@ -47,6 +50,7 @@ pub(super) const PACKED: Scheme = Scheme {
         "weight_global_scale",
         "input_global_scale",
     ],
+    activations: ACTIVATIONS,
     detect: |weights, prefix| weights.checkpoint().contains(&format!("{prefix}.weight_packed")),
     describe: |weights, prefix| match fp4::is_there(weights, prefix) {
         true => fp4::describe(weights, prefix),
@@ -58,9 +62,31 @@ pub(super) const PACKED: Scheme = Scheme {
     },
 };
 
-/// What is to be said of activations in small floats, once for all modules.
+/// What is to be said of activations that are rounded to small floats, or to integers by scales that are stored, once for all modules.
 pub(super) fn activations(weights: &Weights) -> Option<Finding> {
-    fp4::activations(weights)
+    fp4::activations(weights).or_else(|| scales_of_activations(weights))
+}
+
+/// What is to be said of scales by which activations are rounded to integers.
+fn scales_of_activations(weights: &Weights) -> Option<Finding> {
+    let is_scale = |name: &&str| {
+        let part = name.rsplit_once('.').filter(|(_, part)| ACTIVATIONS.contains(part));
+        part.is_some_and(|(module, _)| {
+            matches!(weights.kind(module), Ok(ModuleKind::Quantized(scheme)) if scheme.name == BYTES.name)
+                && !fp4::is_there(weights, module)
+        })
+    };
+    let mut names = weights.checkpoint().tensor_names().filter(is_scale);
+    let first = names.next()?;
+    let others = match names.count() {
+        0 => "says".to_owned(),
+        1 => "and 1 other say".to_owned(),
+        others => format!("and {others} others say"),
+    };
+    let text = format!(
+        "{others} how activations are rounded to integers; they are taken as they are, which is nearer to the model that was quantised"
+    );
+    Some(Finding::new(first, text))
 }
 
 /// The line in [`super::SCHEMES`] for codes that take a byte each (`int-quantized`).
@@ -76,6 +102,7 @@ pub(super) const BYTES: Scheme = Scheme {
         "output_scale",
         "output_zero_point",
     ],
+    activations: ACTIVATIONS,
     detect: |weights, prefix| {
         let checkpoint = weights.checkpoint();
         checkpoint.get(&format!("{prefix}.weight")).is_some_and(|info| info.dtype == DType::I8)

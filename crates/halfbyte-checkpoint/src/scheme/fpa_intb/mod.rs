@@ -39,6 +39,7 @@ const SCALES: [&str; 2] = ["per_channel_scale", "weights_scaling_factor"];
 pub(super) const SCHEME: Scheme = Scheme {
     name: "fpa_intb",
     parts: &["weight", SCALES[0], SCALES[1], "zero"],
+    activations: &[],
     detect: |weights, prefix| {
         let get = |part: &str| weights.checkpoint().get(&format!("{prefix}.{part}"));
         let types = [DType::I8, DType::U8, DType::F16, DType::BF16, DType::F32];
@@ -53,6 +54,7 @@ pub(super) const SCHEME: Scheme = Scheme {
 pub(super) const PADDLE: Scheme = Scheme {
     name: "fpa_intb",
     parts: &["quant_weight", "quant_scale"],
+    activations: &[],
     detect: |weights, prefix| weights.checkpoint().contains(&format!("{prefix}.quant_weight")),
     describe: |weights, prefix| describe(weights, prefix),
     load: read::load_paddle,

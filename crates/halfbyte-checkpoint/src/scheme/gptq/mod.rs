@@ -31,6 +31,7 @@ use super::{Description, Scheme, StoredFormat};
 pub(super) const SCHEME: Scheme = Scheme {
     name: "gptq",
     parts: &["qweight", "qzeros", "scales", "g_idx"],
+    activations: &[],
     detect: |weights, prefix| weights.checkpoint().contains(&format!("{prefix}.qweight")),
     describe: |weights, prefix| {
         let module = read::examine(weights, prefix)?;

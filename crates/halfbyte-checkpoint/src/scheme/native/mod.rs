@@ -36,6 +36,7 @@ use super::{Description, Scheme, StoredFormat};
 pub(super) const SCHEME: Scheme = Scheme {
     name: "halfbyte",
     parts: &["codes", "layout", "scales", "factors", "zero_points", "offsets", "group_index"],
+    activations: &[],
     detect: |weights, prefix| {
         ["codes", "layout"].iter().all(|part| weights.checkpoint().contains(&format!("{prefix}.{part}")))
     },
