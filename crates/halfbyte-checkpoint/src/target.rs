@@ -124,6 +124,11 @@ pub(crate) trait Form {
         Ok(Some(tensor.clone()))
     }
 
+    /// Error: a tensor that is left out says what the rest of the model does not.
+    fn check_left_out(&self, _tensor: &TensorSpec, _data: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
     /// The data of such a tensor.
     fn dense_data<'a>(&self, _tensor: &TensorSpec, data: Cow<'a, [u8]>) -> Result<Cow<'a, [u8]>> {
         Ok(data)

@@ -3,6 +3,7 @@
 use crate::cut::Cut;
 use crate::error::Result;
 use crate::folder::Part;
+use crate::gguf::{follow_from, is_frequencies};
 use crate::safetensors::DType;
 use crate::safetensors::FloatData;
 use crate::scheme::{LinearWeight, ModuleKind, Weights};
@@ -10,6 +11,7 @@ use halfbyte::{QTensor, Zeros};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
+use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
 
 /// What [`verify`] found.
@@ -64,7 +66,8 @@ pub struct Difference {
 pub type OnTensor<'a> = dyn FnMut(&str, usize, usize) -> bool + 'a;
 
 /// Compares what two checkpoints stand for, number by number: quantised weights as the exact products and sums that they
-/// mean, floats as they are. Zeros are equal whatever their sign; NaN equals NaN. A bias of zeros is as good as none.
+/// mean, floats as they are. Zeros are equal whatever their sign; NaN equals NaN. A bias of zeros is as good as none, as are rotary
+/// frequencies (`inv_freq`) that follow from the config of the checkpoint that does without them.
 ///
 /// `progress` is told each tensor's name, its place and how many there are, and may end the comparison by returning
 /// false, which is [`crate::Error::Cancelled`]. *Errors:* tensors that cannot be read.
@@ -77,8 +80,8 @@ pub fn verify(first: &Weights, second: &Weights, progress: &mut OnTensor<'_>) ->
         compared: common.len(),
         elements: 0,
         differing: Vec::new(),
-        only_in_first: names.iter().filter(|name| !other.contains(name)).cloned().collect(),
-        only_in_second: others.iter().filter(|name| !known.contains(name)).cloned().collect(),
+        only_in_first: missed(second, first, names.iter().filter(|name| !other.contains(name))),
+        only_in_second: missed(first, second, others.iter().filter(|name| !known.contains(name))),
     };
     for (done, name) in common.iter().enumerate() {
         if !progress(name, done, common.len()) {
@@ -176,6 +179,16 @@ pub fn verify_parts(
 }
 
 const WEIGHT: &str = ".weight";
+
+/// Those of these tensors of `other` that a checkpoint misses: it does without frequencies that its config gives.
+fn missed<'a>(checkpoint: &Weights, other: &Weights, names: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let config = LazyCell::new(|| checkpoint.model_config().ok());
+    let follows = |name: &str| {
+        let floats = is_frequencies(name).then(|| other.checkpoint().floats(name).ok()).flatten();
+        floats.is_some_and(|floats| config.as_ref().is_some_and(|config| follow_from(config, floats.as_floats())))
+    };
+    names.filter(|name| !follows(name)).cloned().collect()
+}
 
 /// The tensors that a checkpoint stands for: those that a quantised module's weight is read from count as its dense `weight`.
 fn tensors(weights: &Weights) -> Result<Vec<String>> {

@@ -113,14 +113,18 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
 
     let touched = |at: usize| formats[at].is_some() || modules[at].source.is_some();
     let owners = owners(source, modules.iter().enumerate().filter(|(at, _)| touched(*at)))?;
-    let left_out = owners.activations;
+    let mut left_out = owners.activations;
     let mut planned = vec![false; modules.len()];
     let mut steps = Vec::new();
     for info in checkpoint.tensors() {
         let Some(&at) = owners.at.get(info.name) else {
             let spec = TensorSpec { name: info.name.to_owned(), dtype: info.dtype, shape: info.shape.to_vec() };
-            if let Some(target) = form.dense(&spec)? {
-                steps.push(Step { name: info.name, task: Task::Copy(spec), specs: vec![target] });
+            match form.dense(&spec)? {
+                Some(target) => steps.push(Step { name: info.name, task: Task::Copy(spec), specs: vec![target] }),
+                None => {
+                    form.check_left_out(&spec, &checkpoint.data(info.name)?)?;
+                    left_out.push(info.name.to_owned());
+                }
             }
             continue;
         };

@@ -18,6 +18,7 @@
 mod architectures;
 mod blocks;
 pub(crate) mod files;
+mod frequencies;
 mod header;
 mod metadata;
 mod model;
@@ -32,6 +33,7 @@ mod writer;
 pub(crate) use architectures::Rows;
 pub(crate) use blocks::scaled;
 pub use blocks::{load, pack, unpack_rows};
+pub(crate) use frequencies::{follow_from, is_frequencies};
 pub(crate) use header::MAGIC;
 pub use header::{Header, TensorEntry, parse};
 pub(crate) use metadata::architecture_of;

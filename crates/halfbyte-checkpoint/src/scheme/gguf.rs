@@ -8,8 +8,8 @@ use crate::config::read_object;
 use crate::error::{Error, Result};
 use crate::folder::converted;
 use crate::gguf::{
-    self, GgmlType, architecture_of, gguf_name, has_paired_rows, hf_row, is_read, metadata_from, pack, reordered,
-    rope_factors, scaled,
+    self, GgmlType, architecture_of, follow_from, gguf_name, has_paired_rows, hf_row, is_frequencies, is_read,
+    metadata_from, pack, reordered, rope_factors, scaled,
 };
 use crate::json::{self, read_small};
 use crate::safetensors::{DType, TensorSpec, cast_floats};
@@ -215,8 +215,8 @@ impl Form for GgufForm {
 
     /// Vectors are f32, as llama.cpp wants them.
     fn dense(&self, tensor: &TensorSpec) -> Result<Option<TensorSpec>> {
-        if tensor.name.ends_with(".rotary_emb.inv_freq") {
-            // It follows from the config.
+        // They follow from the config, or are refused.
+        if is_frequencies(&tensor.name) {
             return Ok(None);
         }
         let name = Self::name(&tensor.name)?;
@@ -225,6 +225,16 @@ impl Form for GgufForm {
         }
         let dtype = if tensor.shape.len() == 1 { DType::F32 } else { tensor.dtype };
         Ok(Some(TensorSpec { name, dtype, shape: tensor.shape.clone() }))
+    }
+
+    fn check_left_out(&self, tensor: &TensorSpec, data: &[u8]) -> Result<()> {
+        let float = tensor.dtype.float();
+        if float.is_some_and(|float| follow_from(&self.config, cast_floats(float, data).as_floats())) {
+            return Ok(());
+        }
+        let reason =
+            "its numbers are not the rotary frequencies that the config gives, and there is no place for others";
+        Err(unrepresentable(&tensor.name, "gguf")(reason.into()))
     }
 
     fn dense_data<'a>(&self, tensor: &TensorSpec, data: Cow<'a, [u8]>) -> Result<Cow<'a, [u8]>> {

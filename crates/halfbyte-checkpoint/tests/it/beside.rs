@@ -2,12 +2,12 @@
 //! frequencies. It is told, and compared; nothing goes without a word.
 
 use crate::gptq::{random, tensors_of};
-use crate::support::{Tensor, assert_names, tensor, text_of, write_folder};
+use crate::support::{Tensor, assert_names, model, taken, tensor, text_of, write_folder};
 use half::f16;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
-    Conversion, Converted, GptqVersion, Job, Target, Verification, Weights, convert, inspect, verify,
+    Checkpoint, Conversion, Converted, GptqVersion, Job, Target, Verification, Weights, convert, inspect, verify,
     write_dense,
 };
 use std::path::{Path, PathBuf};
@@ -152,4 +152,32 @@ fn scales_of_activations_are_told_compared_and_left_out() {
         let found = compare(&rounded, &Weights::open(&to).unwrap());
         assert_eq!((found.only_in_first.as_slice(), found.differing.len()), (&names.map(str::to_owned)[..], 0));
     }
+}
+
+#[test]
+fn rotary_frequencies_are_left_out_where_the_config_gives_them() {
+    const NAME: &str = "model.layers.0.self_attn.rotary_emb.inv_freq";
+    let dir = tempfile::tempdir().unwrap();
+    let of = |name: &str, base: f32| {
+        let published = Checkpoint::open(model()).unwrap();
+        let names: Vec<&str> = published.tensor_names().collect();
+        let frequencies: Vec<f32> = (0..32).map(|i| 1.0 / base.powf(i as f32 / 32.0)).collect();
+        let own = tensor(NAME, DType::F32, &[32], &frequencies);
+        let tensors: Vec<Tensor> = names.iter().map(|name| taken(&published, name, name)).chain([own]).collect();
+        let folder = dir.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        write_folder(&folder, &tensors, &std::fs::read_to_string(model().join("config.json")).unwrap());
+        std::fs::copy(model().join("tokenizer.json"), folder.join("tokenizer.json")).unwrap();
+        Weights::open(&folder).unwrap()
+    };
+    let (own, other) = (of("own", 10_000.0), of("other", 20_000.0));
+    let file = dir.path().join("own.gguf");
+    assert_eq!(converted(&own, &file, Target::Gguf).unwrap().written.left_out, [NAME]);
+    let file = Weights::open(&file).unwrap();
+    assert!(compare(&own, &file).equal() && compare(&file, &own).equal());
+    let refused = text_of(converted(&other, &dir.path().join("other.gguf"), Target::Gguf));
+    assert_names(&refused, &[NAME, "gguf cannot hold it", "not the rotary frequencies that the config gives"]);
+    assert_eq!(compare(&other, &file).only_in_first, [NAME]);
+    assert_eq!(compare(&file, &other).only_in_second, [NAME]);
+    assert_eq!(compare(&own, &other).differing.len(), 1);
 }
