@@ -201,7 +201,8 @@ fn tensors(weights: &Weights) -> Result<Vec<String>> {
         }
     }
     for info in weights.checkpoint().tensors() {
-        if !parts.contains(info.name) && !(info.name.ends_with(".bias") && is_zero(weights, info.name)) {
+        let is_no_bias = || info.name.ends_with(".bias") && is_zero(weights, info.name);
+        if !parts.contains(info.name) && !is_no_bias() {
             names.push(info.name.to_owned());
         }
     }
