@@ -27,7 +27,6 @@ use crate::tensor::{Float, Floats, FloatsMut};
 use depthwise::Depthwise;
 use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::PoisonError;
 
 /// Bytes of a slab's panels of x: half of a level-2 cache of 1 MiB, less the weights' share.
 const SLAB_BYTES: usize = 384 << 10;
@@ -91,17 +90,17 @@ pub(crate) fn run(cpu: &Cpu, call: Call<'_>) -> Result<()> {
         Layout2d::Nhwc => Output::new(y, [m, geometry.co], epilogue),
         Layout2d::Nchw => Output::planes(y, [m, geometry.co], shape.output().iter().product(), epilogue),
     };
-    let mut scratch = cpu.conv_scratch.lock().unwrap_or_else(PoisonError::into_inner);
-    let Scratch { images, wide, encoded, .. } = &mut *scratch;
-    let x = match x_layout {
-        Layout2d::Nhwc => x,
-        Layout2d::Nchw => images::to_pixels(cpu, x, shape, images),
-    };
-    match (weights, kernel) {
-        (Weights::Products(w), Some(kernel)) => products(cpu, kernel, shape, x, w, encoded, &y),
-        (Weights::Depthwise(w), _) => w.run(cpu, shape, x, wide, &y),
-        (Weights::Products(_), None) => unreachable!("products have a kernel"),
-    }
+    cpu.conv_scratch.with(|Scratch { images, wide, encoded, .. }| {
+        let x = match x_layout {
+            Layout2d::Nhwc => x,
+            Layout2d::Nchw => images::to_pixels(cpu, x, shape, images),
+        };
+        match (weights, kernel) {
+            (Weights::Products(w), Some(kernel)) => products(cpu, kernel, shape, x, w, encoded, &y),
+            (Weights::Depthwise(w), _) => w.run(cpu, shape, x, wide, &y),
+            (Weights::Products(_), None) => unreachable!("products have a kernel"),
+        }
+    });
     Ok(())
 }
 

@@ -13,6 +13,7 @@ pub mod pack;
 mod patches;
 #[doc(hidden)]
 pub mod roofline;
+mod scratch;
 pub mod threads;
 mod transpose;
 #[cfg(target_arch = "x86_64")]
@@ -20,9 +21,14 @@ mod x86;
 
 use crate::error::{Error, Result};
 use isa::Caps;
-use matmul::Scratch;
-use std::sync::Mutex;
+use scratch::Kept;
+use std::cell::RefCell;
 use threads::Threads;
+
+thread_local! {
+    static SCRATCH: RefCell<matmul::Scratch> = RefCell::default();
+    static CONV_SCRATCH: RefCell<conv::Scratch> = RefCell::default();
+}
 
 /// A CPU as a device: a team of threads and what the processor offers.
 #[derive(Debug)]
@@ -31,8 +37,8 @@ pub struct Cpu {
     caps: Caps,
     /// Bytes ahead that kernels prefetch a stream of weights; 0: the processor brings it by itself.
     stream_ahead: usize,
-    scratch: Mutex<Scratch>,
-    conv_scratch: Mutex<conv::Scratch>,
+    scratch: Kept<matmul::Scratch>,
+    conv_scratch: Kept<conv::Scratch>,
 }
 
 impl Cpu {
@@ -53,7 +59,8 @@ impl Cpu {
         let threads = Threads::new(threads)
             .map_err(|e| Error::Device { op: "cpu", cause: format!("no team of {threads} threads: {e}") })?;
         let stream_ahead = isa::stream_ahead();
-        Ok(Self { threads, caps, stream_ahead, scratch: Mutex::default(), conv_scratch: Mutex::default() })
+        let (scratch, conv_scratch) = (Kept::new(&SCRATCH), Kept::new(&CONV_SCRATCH));
+        Ok(Self { threads, caps, stream_ahead, scratch, conv_scratch })
     }
 
     /// The team.

@@ -14,6 +14,11 @@ thread_local! {
     static IN_TASK: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Whether this thread runs a task of a team: it must wait for nothing that a caller of [`Threads::run`] may hold.
+pub(super) fn in_task() -> bool {
+    IN_TASK.get()
+}
+
 /// A fixed team of threads, the caller among them.
 pub struct Threads {
     shared: Arc<Shared>,
@@ -82,7 +87,7 @@ impl Threads {
     /// Which thread runs which is not defined, so results must not depend on it. Called from inside a task, it runs
     /// everything on the calling thread. A panic in a task is passed on.
     pub fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        if tasks <= 1 || self.workers.is_empty() || IN_TASK.get() {
+        if tasks <= 1 || self.workers.is_empty() || in_task() {
             (0..tasks).for_each(task);
             return;
         }

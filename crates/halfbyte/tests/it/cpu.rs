@@ -1,6 +1,7 @@
 //! Devices of each instruction set of this machine; what a model needs besides products on them.
 
 mod attention;
+mod nested;
 mod nn;
 
 use halfbyte::Cpu;

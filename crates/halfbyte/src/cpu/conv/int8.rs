@@ -24,7 +24,6 @@ use crate::layout::Lines;
 use crate::layout::cpu_int8::{CpuInt8, QUAD};
 use crate::tensor::FloatsMut;
 use std::ops::Range;
-use std::sync::PoisonError;
 
 /// Weights in the form that they are multiplied in.
 #[derive(Clone, Debug)]
@@ -97,12 +96,14 @@ pub(crate) struct Call<'a> {
 
 /// Computes a convolution whose lengths have been checked.
 pub(crate) fn run(cpu: &Cpu, call: Call<'_>) {
-    let Call { shape, x, affine, x_layout, weights, y, y_layout } = call;
-    if y.is_empty() {
-        return;
+    if !call.y.is_empty() {
+        cpu.conv_scratch.with(|scratch| run_with(cpu, scratch, call));
     }
-    let mut scratch = cpu.conv_scratch.lock().unwrap_or_else(PoisonError::into_inner);
-    let super::Scratch { images: pixels, wide, repeated, padded, .. } = &mut *scratch;
+}
+
+fn run_with(cpu: &Cpu, scratch: &mut super::Scratch, call: Call<'_>) {
+    let Call { shape, x, affine, x_layout, weights, y, y_layout } = call;
+    let super::Scratch { images: pixels, wide, repeated, padded, .. } = scratch;
     let x = match x_layout {
         Layout2d::Nhwc => x,
         Layout2d::Nchw => {

@@ -48,7 +48,6 @@ use blocking::{TASKS_PER_THREAD, Tasks, even};
 use epilogue::Output;
 use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::PoisonError;
 use tile::Tile;
 
 /// Panels of a tile at most.
@@ -238,16 +237,17 @@ impl Product<'_> {
                 });
             });
         }
-        let mut scratch = self.cpu.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        scratch.x.ensure(m * k + SLACK_BYTES);
-        let x = DisjointMut::new(&mut scratch.x.as_mut_slice::<u8>()[..m * k]);
-        let pieces = (threads * TASKS_PER_THREAD).min(m);
-        self.cpu.threads().run(pieces, &|i| {
-            let rows = even(m, pieces, i);
-            // SAFETY: pieces are disjoint rows.
-            write(rows.clone(), unsafe { x.range(rows.start * k..rows.end * k) });
+        self.cpu.scratch.with(|scratch| {
+            scratch.x.ensure(m * k + SLACK_BYTES);
+            let x = DisjointMut::new(&mut scratch.x.as_mut_slice::<u8>()[..m * k]);
+            let pieces = (threads * TASKS_PER_THREAD).min(m);
+            self.cpu.threads().run(pieces, &|i| {
+                let rows = even(m, pieces, i);
+                // SAFETY: pieces are disjoint rows.
+                write(rows.clone(), unsafe { x.range(rows.start * k..rows.end * k) });
+            });
+            self.placed(Placed { x: scratch.x.as_slice::<u8>(), runs, starts: &strided(0, k) });
         });
-        self.placed(Placed { x: scratch.x.as_slice::<u8>(), runs, starts: &strided(0, k) });
     }
 
     /// Multiplies rows of x by panels of the weight. No other task has these elements of y.

@@ -84,7 +84,7 @@ use crate::layout::Lines;
 use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::cpu_n16::CpuN16;
 use crate::tensor::{Float, Floats, FloatsMut};
-use std::sync::{OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// A weight in the layout that the kernels read.
 #[derive(Clone, Debug)]
@@ -385,9 +385,9 @@ pub fn explain(caps: &Caps, problem: &Problem) -> Vec<(&'static Kernel, Option<R
 
 /// Computes a product whose shapes have been checked.
 pub(crate) fn run(kernel: &Kernel, cpu: &Cpu, call: Call<'_>) {
-    let mut scratch = cpu.scratch.lock().unwrap_or_else(PoisonError::into_inner);
     let output = Output::new(call.y, [call.m, call.w.n()], call.epilogue);
-    run_part(kernel, cpu, &mut scratch, &Input { x: Rows::Matrix(call.x), m: call.m, w: call.w }, &output);
+    let input = Input { x: Rows::Matrix(call.x), m: call.m, w: call.w };
+    cpu.scratch.with(|scratch| run_part(kernel, cpu, scratch, &input, &output));
 }
 
 /// Computes a part of something larger, for which no other thread computes the same outputs at the time.

@@ -6,10 +6,12 @@ use crate::cpu::attention::Heads;
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::lanes::{Kernel, Simd, dispatch};
 use crate::error::{Error, Result};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Positions whose cosines and sines are computed together.
 const BLOCK: usize = 128;
+
+type Block = Arc<[f32]>;
 
 /// Rotations of query and key heads by their positions, in the convention of Hugging Face Llama: element `i` is
 /// paired with element `i + rotated/2`, where the first `rotated` elements of a head are rotated.
@@ -23,7 +25,8 @@ pub struct Rope {
     attention_factor: f64,
     max_positions: usize,
     /// A block has, for each of its positions, a cosine for each frequency, then a sine for each.
-    blocks: RwLock<Vec<Box<[f32]>>>,
+    /// The lock is never held while the team is waited for: a task that wants it would wait for ever.
+    blocks: RwLock<Arc<[Block]>>,
 }
 
 impl Rope {
@@ -64,8 +67,7 @@ impl Rope {
                 format!("{rows} positions from {first_position}"),
             )
         })?;
-        self.grow(cpu, end);
-        let blocks = self.blocks.read().unwrap_or_else(PoisonError::into_inner);
+        let blocks = self.blocks(cpu, end);
         let rotated_heads = heads.heads + heads.kv_heads;
         let qkv = DisjointMut::new(qkv);
         in_tasks(cpu, rows, rotated_heads * heads.head_size, &|range| {
@@ -77,28 +79,37 @@ impl Rope {
         Ok(())
     }
 
-    /// Computes the blocks up to position `end`.
-    fn grow(&self, cpu: &Cpu, end: usize) {
+    /// The blocks up to position `end` at least; those that are missing are computed.
+    fn blocks(&self, cpu: &Cpu, end: usize) -> Arc<[Block]> {
         let wanted = end.div_ceil(BLOCK);
-        if self.blocks.read().unwrap_or_else(PoisonError::into_inner).len() >= wanted {
-            return;
+        let old = Arc::clone(&self.blocks.read().unwrap_or_else(PoisonError::into_inner));
+        if old.len() >= wanted {
+            return old;
         }
-        let mut blocks = self.blocks.write().unwrap_or_else(PoisonError::into_inner);
-        let (old, pairs) = (blocks.len(), self.inv_freq.len());
-        blocks.extend((old..wanted).map(|_| vec![0.0; BLOCK * 2 * pairs].into_boxed_slice()));
-        let new = DisjointMut::new(&mut blocks[old.min(wanted)..]);
-        cpu.threads().run(wanted.saturating_sub(old), &|i| {
-            // SAFETY: each task has its own block.
-            let block = unsafe { &mut new.range(i..i + 1)[0] };
+        let pairs = self.inv_freq.len();
+        let mut all: Vec<Block> = old.to_vec();
+        all.resize(wanted, Block::default());
+        let new = DisjointMut::new(&mut all[old.len()..]);
+        cpu.threads().run(wanted - old.len(), &|i| {
+            let mut block = vec![0.0; BLOCK * 2 * pairs];
             for j in 0..BLOCK {
                 let (cos, sin) = block[j * 2 * pairs..(j + 1) * 2 * pairs].split_at_mut(pairs);
                 for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&self.inv_freq) {
-                    let angle = ((old + i) * BLOCK + j) as f64 * frequency;
+                    let angle = ((old.len() + i) * BLOCK + j) as f64 * frequency;
                     *cos = (angle.cos() * self.attention_factor) as f32;
                     *sin = (angle.sin() * self.attention_factor) as f32;
                 }
             }
+            // SAFETY: each task has its own block.
+            unsafe { new.range(i..i + 1)[0] = block.into() };
         });
+        let all: Arc<[Block]> = all.into();
+        let mut blocks = self.blocks.write().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have computed more meanwhile.
+        if blocks.len() < all.len() {
+            *blocks = Arc::clone(&all);
+        }
+        all
     }
 }
 
@@ -108,7 +119,7 @@ struct Rotate<'a> {
     rotated_heads: usize,
     head_size: usize,
     position: usize,
-    blocks: &'a [Box<[f32]>],
+    blocks: &'a [Block],
 }
 
 impl Kernel for Rotate<'_> {
