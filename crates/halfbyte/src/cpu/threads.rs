@@ -100,6 +100,8 @@ impl Threads {
         unsafe { *shared.job.get() = Some(job) };
         shared.tasks.store(tasks, Ordering::Relaxed);
         shared.next.store(0, Ordering::Relaxed);
+        // A caller whose own task panicked has not read what became of the others'.
+        shared.panicked.store(false, Ordering::Relaxed);
         shared.open.store(true, Ordering::SeqCst);
         shared.epoch.fetch_add(1, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
@@ -109,7 +111,7 @@ impl Threads {
         let finish = Finish(shared);
         shared.take_tasks(task);
         drop(finish);
-        if shared.panicked.swap(false, Ordering::Relaxed) {
+        if shared.panicked.load(Ordering::Relaxed) {
             panic!("a task panicked on another thread");
         }
     }
@@ -245,6 +247,27 @@ mod tests {
         for _ in 0..20 {
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 team.run(8, &|i| assert!(i != 5, "task five fails"));
+            }));
+            assert!(outcome.is_err());
+            let sum = AtomicUsize::new(0);
+            team.run(10, &|i| {
+                sum.fetch_add(i, Ordering::Relaxed);
+            });
+            assert_eq!(sum.load(Ordering::Relaxed), 45);
+        }
+    }
+
+    #[test]
+    fn panics_of_all_threads_are_over_with_their_job() {
+        let team = Threads::new(3).unwrap();
+        for _ in 0..20 {
+            // All tasks are begun before one fails: each thread has one.
+            let all = std::sync::Barrier::new(3);
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                team.run(3, &|i| {
+                    all.wait();
+                    panic!("task {i} fails");
+                });
             }));
             assert!(outcome.is_err());
             let sum = AtomicUsize::new(0);
