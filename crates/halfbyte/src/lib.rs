@@ -42,6 +42,7 @@
 //! repository. They are hidden from these pages, and may change at any time.
 #![deny(missing_docs)]
 
+mod checks;
 pub mod conv;
 pub mod cpu;
 pub mod cuda;

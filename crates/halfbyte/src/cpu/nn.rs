@@ -21,7 +21,8 @@ pub(crate) use exp::{exp2, tanh};
 use super::Cpu;
 use super::disjoint::DisjointMut;
 use super::lanes::{Kernel, Simd, dispatch};
-use crate::error::{Error, Result};
+use crate::checks::{rows_of, same_length};
+use crate::error::Result;
 use std::ops::Range;
 
 /// Elements that a task has at least. Less is faster done than handed out.
@@ -47,23 +48,6 @@ fn in_tasks(cpu: &Cpu, items: usize, cost: usize, task: &(dyn Fn(Range<usize>) +
         return task(0..items);
     }
     team.run(tasks, &|i| task(items * i / tasks..items * (i + 1) / tasks));
-}
-
-/// Rows of `row` elements in `len` elements.
-fn rows_of(op: &'static str, len: usize, row: usize) -> Result<usize> {
-    match (len, row) {
-        (_, 0) => Err(Error::invalid(op, "rows of at least one element", "rows of none")),
-        (0, _) => Ok(0),
-        _ if len.is_multiple_of(row) => Ok(len / row),
-        _ => Err(Error::invalid(op, format!("whole rows of {row} elements"), format!("{len} elements"))),
-    }
-}
-
-fn same_length(op: &'static str, name: &str, expected: usize, got: usize) -> Result<()> {
-    if expected == got {
-        return Ok(());
-    }
-    Err(Error::invalid(op, format!("{expected} elements in {name}"), got.to_string()))
 }
 
 struct Add<'a> {

@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("tensor", &[]),
     ("error", &["kernel"]),
+    ("checks", &["error"]),
     ("conv", &["error", "format"]),
     ("format", &["conv", "error", "quantize", "tensor"]),
     ("kernel", &["error", "format", "tensor"]),
     ("kv_pages", &["error"]),
     ("quantize", &["conv", "error", "format", "tensor"]),
     ("layout", &["error", "format", "tensor"]),
-    ("cpu", &["conv", "error", "format", "kernel", "kv_pages", "layout", "quantize", "tensor"]),
-    ("cuda", &["conv", "error", "format", "kernel", "kv_pages", "layout", "tensor"]),
+    ("cpu", &["checks", "conv", "error", "format", "kernel", "kv_pages", "layout", "quantize", "tensor"]),
+    ("cuda", &["checks", "conv", "error", "format", "kernel", "kv_pages", "layout", "tensor"]),
     ("ops", &["conv", "cpu", "cuda", "error", "format", "kernel", "layout", "tensor"]),
 ];
 

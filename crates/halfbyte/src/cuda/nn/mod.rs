@@ -72,6 +72,7 @@ use super::Gpu;
 use super::driver::Launch;
 use super::matmul::QuantizedForm;
 use super::sources::{Arch, Instance};
+use crate::checks::{rows_of, same_length};
 use crate::error::{Error, Result};
 use crate::kernel::KvType;
 
@@ -165,24 +166,6 @@ pub fn instances_of_hopper() -> Vec<Instance> {
 /// The kernels that leave quantised rows of a form.
 pub fn quantized_instances(form: QuantizedForm) -> [Instance; 2] {
     [rms_norm::quantized_instance(form), gate::quantized_instance(form)]
-}
-
-fn same_length(op: &'static str, name: &str, expected: Option<usize>, got: usize) -> Result<()> {
-    if expected == Some(got) {
-        return Ok(());
-    }
-    let expected = expected.map_or_else(|| "a length that fits memory".to_owned(), |len| format!("{len} elements"));
-    Err(Error::invalid(op, format!("{expected} in {name}"), got.to_string()))
-}
-
-/// Rows of `row` elements in `len` elements.
-fn rows_of(op: &'static str, len: usize, row: usize) -> Result<usize> {
-    match (len, row) {
-        (0, _) => Ok(0),
-        (_, 0) => Err(Error::invalid(op, "rows of at least one element", "rows of none")),
-        _ if len.is_multiple_of(row) => Ok(len / row),
-        _ => Err(Error::invalid(op, format!("whole rows of {row} elements"), format!("{len} elements"))),
-    }
 }
 
 /// Blocks of the cluster that a whole vocabulary is shared out to, as in the sources: what all processors with clusters take.

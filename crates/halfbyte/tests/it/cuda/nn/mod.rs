@@ -214,6 +214,8 @@ fn wrong_shapes_are_errors() {
             .is_err()
         );
         assert!(nn::columns(&gpu, stream, two.view(), to.view_mut(), 3, 2..4).is_err());
+        // Rows of no elements, of which there is none, as on a CPU.
+        assert!(nn::columns(&gpu, stream, two.view().slice(0..0), to.view_mut().slice(0..0), 0, 0..0).is_err());
         assert!(Dense::new(&gpu, stream, Floats::F32(&[0.0; 5]), [2, 3]).is_err());
         stream.synchronize().unwrap();
     }
