@@ -1,6 +1,7 @@
 //! Checks of arguments that functions of every device have.
 
 use crate::error::{Error, Result};
+use crate::kernel::CAPS;
 
 /// Rows of `row` elements in `len` elements. *Errors:* elements that are no whole rows, rows of no elements, also where there are no
 /// elements.
@@ -22,6 +23,14 @@ pub(crate) fn same_length(op: &'static str, name: &str, expected: impl Into<Opti
     Err(Error::invalid(op, format!("{expected} in {name}"), got.to_string()))
 }
 
+/// *Errors:* a cap outside of [`CAPS`].
+pub(crate) fn check_cap(op: &'static str, cap: f32) -> Result<()> {
+    if CAPS.contains(&cap) {
+        return Ok(());
+    }
+    Err(Error::invalid(op, "a cap from 2⁻¹²⁶ to 2¹²⁵", format!("{cap:e}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -34,6 +43,21 @@ mod tests {
         for (len, row) in [(0, 0), (12, 0), (12, 5), (12, 24)] {
             let error = rows_of("test", len, row).unwrap_err();
             assert!(matches!(error, Error::Invalid { op: "test", .. }), "{len} elements in rows of {row}: {error}");
+        }
+    }
+
+    #[test]
+    fn caps_are_normal_floats_as_kernels_multiply_and_divide_by_them() {
+        assert_eq!(CAPS, 2f32.powi(-126)..=2f32.powi(125));
+        for cap in [*CAPS.start(), 1.0, 30.0, *CAPS.end()] {
+            assert!(check_cap("test", cap).is_ok());
+            let of_two = cap * std::f32::consts::LOG2_E;
+            assert!([cap, 1.0 / cap, 2.0 / cap, of_two, 1.0 / of_two, 2.0 * of_two].iter().all(|v| v.is_normal()));
+        }
+        let below = f32::from_bits(CAPS.start().to_bits() - 1);
+        let above = f32::from_bits(CAPS.end().to_bits() + 1);
+        for cap in [0.0, -1.0, 1e-39, below, above, 2.4e38, f32::MAX, f32::INFINITY, f32::NAN] {
+            assert!(matches!(check_cap("test", cap), Err(Error::Invalid { op: "test", .. })), "{cap:e}");
         }
     }
 

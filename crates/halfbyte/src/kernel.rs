@@ -155,6 +155,9 @@ fn clamp(v: f32, low: f32, high: f32) -> f32 {
     }
 }
 
+/// Caps of scores and logits: from 2⁻¹²⁶ to 2¹²⁵. Within these a cap, its reciprocal and both in powers of two are normal floats.
+pub const CAPS: std::ops::RangeInclusive<f32> = f32::MIN_POSITIVE..=4.253_529_6e37;
+
 /// The heads in a row of a fused query, key and value matrix: `heads` query heads, `kv_heads` key heads, `kv_heads`
 /// value heads, each of `head_size` elements. Query head `i` reads key and value head `i / (heads / kv_heads)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

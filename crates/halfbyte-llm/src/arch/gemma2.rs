@@ -10,7 +10,7 @@ use super::spec::{NormSpec, Spec};
 use super::{Architecture, windows};
 use crate::config::Fields;
 use crate::error::Result;
-use halfbyte::kernel::Activation;
+use halfbyte::kernel::{Activation, CAPS};
 
 pub(super) const ARCHITECTURE: Architecture =
     Architecture { architecture: "Gemma2ForCausalLM", model_type: "gemma2", spec };
@@ -55,8 +55,12 @@ pub(super) fn recipe(fields: &Fields<'_>, rotary: Rotary) -> Result<Spec> {
 }
 
 fn cap(fields: &Fields<'_>, field: &str) -> Result<Option<f32>> {
-    match fields.get(field) {
-        None => Ok(None),
-        Some(_) => Ok(Some(fields.factor(field)? as f32)),
+    if fields.get(field).is_none() {
+        return Ok(None);
     }
+    let cap = fields.factor(field)?;
+    if CAPS.contains(&(cap as f32)) {
+        return Ok(Some(cap as f32));
+    }
+    Err(fields.refuse(field, "a number from 2⁻¹²⁶ to 2¹²⁵", cap))
 }

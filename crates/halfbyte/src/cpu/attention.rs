@@ -29,6 +29,7 @@ pub use cache::KvCache;
 use super::Cpu;
 use super::disjoint::DisjointMut;
 use super::lanes::dispatch;
+use crate::checks::check_cap;
 use crate::error::{Error, Result};
 use cache::Cached;
 use tile::{Attend, Finish, Merge, PartLayout, Tile, tile_rows, with_part_buffer, with_scratch};
@@ -55,7 +56,7 @@ pub struct Attention<'a> {
     /// Slopes of the query heads, `[heads]`: a score loses the slope for each position between the key and the query
     /// (ALiBi).
     pub alibi: Option<&'a [f32]>,
-    /// A score becomes `cap · tanh(score / cap)`, before ALiBi.
+    /// A score becomes `cap · tanh(score / cap)`, before ALiBi; from 2⁻¹²⁶ to 2¹²⁵.
     pub cap: Option<f32>,
     /// Scores of the query heads, `[heads]`, that count in the sum of weights and stand for no value: what a query need not spend.
     pub sinks: Option<&'a [f32]>,
@@ -76,7 +77,7 @@ pub struct Attention<'a> {
 /// codes of 8 bits. Of others a value leaves infinity or NaN in its element, and a key NaN, unless its score is −∞, which weighs
 /// nothing, or a cap bounds it. In f16 elements beyond 65504 are infinite.
 /// *Errors:* shapes that do not fit, a sequence or positions that the cache does not have, a window of 0, a cap that is not
-/// above 0, a sink that is not finite.
+/// from 2⁻¹²⁶ to 2¹²⁵, a sink that is not finite.
 /// *Source:* online softmax of Milakov and Gimelshein, 2018; tiles as in Dao, "FlashAttention-2", 2023; parts of the
 /// positions side by side as in "Flash-Decoding", 2023; slopes as in Press et al., "Train Short, Test Long", 2021.
 pub fn attention(
@@ -185,9 +186,7 @@ impl Attention<'_> {
         {
             return Err(Error::invalid(OP, format!("{} finite sinks", heads.heads), format!("{sinks:?}")));
         }
-        if let Some(cap) = self.cap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
-            return Err(Error::invalid(OP, "a cap above 0", cap.to_string()));
-        }
+        self.cap.map_or(Ok(()), |cap| check_cap(OP, cap))?;
         if self.window == Some(0) {
             return Err(Error::invalid(OP, "a window of at least one position", "0"));
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("tensor", &[]),
     ("error", &["kernel"]),
-    ("checks", &["error"]),
+    ("checks", &["error", "kernel"]),
     ("conv", &["error", "format"]),
     ("format", &["conv", "error", "quantize", "tensor"]),
     ("kernel", &["error", "format", "tensor"]),

@@ -145,7 +145,7 @@ impl Vocabulary {
             Kind::Apart(_, head) => head.forward(cpu, x, m, y, &mut Vec::new())?,
         }
         if let Some(cap) = self.cap {
-            nn::soft_cap(cpu, y, cap);
+            nn::soft_cap(cpu, y, cap)?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use super::exp::{exp, silu, tanh};
 use super::{in_tasks, rows_of, same_length};
+use crate::checks::check_cap;
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::lanes::{Kernel, Simd, dispatch};
@@ -65,9 +66,12 @@ pub fn clamped_swiglu(
 
 /// Replaces each `x` by `limit · tanh(x / limit)`.
 ///
-/// *Accuracy:* relative error ≤ 2⁻¹⁹.
-pub fn soft_cap(cpu: &Cpu, x: &mut [f32], limit: f32) {
+/// *Accuracy:* relative error ≤ 2⁻¹⁹ where the result and `x / limit` are at least 2⁻¹²⁶ in magnitude; below, an absolute error under
+/// 2⁻¹²⁶ and `2⁻¹²⁶ · limit`, whichever is more. *Errors:* a limit that is not from 2⁻¹²⁶ to 2¹²⁵.
+pub fn soft_cap(cpu: &Cpu, x: &mut [f32], limit: f32) -> Result<()> {
+    check_cap("soft_cap", limit)?;
     in_place(cpu, SoftCap(limit), x);
+    Ok(())
 }
 
 fn gated<F: GateOf>(

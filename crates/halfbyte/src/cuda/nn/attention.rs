@@ -8,6 +8,7 @@ use super::{
     attention_mma, attention_wgmma, flash_decoding, flash_decoding_sm90, launch, narrow, overlapping, rows_of,
     same_length,
 };
+use crate::checks::check_cap;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatViewMut, Stream, View};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -103,7 +104,7 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// A row sees at most this many positions, its own included (sliding window).
     pub window: Option<usize>,
-    /// A scaled score becomes `cap · tanh(score / cap)`.
+    /// A scaled score becomes `cap · tanh(score / cap)`; from 2⁻¹²⁶ to 2¹²⁵.
     pub cap: Option<f32>,
     /// Scores fall by this much with each position between query and key, `[heads]` (ALiBi).
     pub slopes: Option<View<'a, f32>>,
@@ -160,9 +161,7 @@ impl Attention<'_> {
         if let Some(Append { rope, norms }) = &self.append {
             rope.check(OP, heads, norms.as_ref())?;
         }
-        if self.cap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
-            return Err(Error::invalid(OP, "a cap above 0", format!("{:?}", self.cap)));
-        }
+        self.cap.map_or(Ok(()), |cap| check_cap(OP, cap))?;
         Ok(rows)
     }
 }
@@ -290,7 +289,7 @@ parameters! {
 /// weights `w`, which is within `(exp(2·q·t) - 1) · max|v|` of the exact one; single rows within
 /// `((2·n + h + 64 + 8·t·h)·2⁻²⁴ + 2·u² + exp(4·q²·t) - 1) · max|v|` of it. NaN in a query, or in a key or value that it sees, gives
 /// NaN in its output and touches no other query's. A cap and slopes add `(t + cap + 16)·2⁻²¹ · max|v|`. *Errors:* shapes that do
-/// not fit, more positions than the cache has, a window of 0, a workspace for fewer texts or positions.
+/// not fit, more positions than the cache has, a window of 0, a cap that is not from 2⁻¹²⁶ to 2¹²⁵, a workspace for fewer texts or positions.
 ///
 /// *Source:* as [the one for CPUs](crate::cpu::attention::attention).
 pub fn attention(

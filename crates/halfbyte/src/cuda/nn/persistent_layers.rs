@@ -6,6 +6,7 @@ use super::persistent_model::form;
 use super::persistent_plan::{PRODUCTS, Plan, Sizes};
 use super::rope::HeadNorms;
 use super::{Gate, narrow, same_length};
+use crate::checks::check_cap;
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::matmul::{self, Call, Epilogue, Packed};
 use crate::cuda::parameters::parameters;
@@ -143,7 +144,7 @@ pub struct StepLayer<'a> {
     pub rope: usize,
     /// Factor of the scores.
     pub scale: f32,
-    /// `c · tanh(score / c)` instead of a score.
+    /// `c · tanh(score / c)` instead of a score; from 2⁻¹²⁶ to 2¹²⁵.
     pub cap: Option<f32>,
     /// Positions that a query sees at most.
     pub window: Option<usize>,
@@ -222,6 +223,7 @@ impl PersistentLayers {
                     return Err(Error::invalid(OP, "the same slopes in all layers", "others"));
                 }
             }
+            layer.cap.map_or(Ok(()), |cap| check_cap(OP, cap))?;
             for weight in layer.head_norms.iter().flat_map(|norms| [norms.queries, norms.keys]) {
                 same_length(OP, "a norm of heads", Some(heads.head_size), weight.len())?;
             }

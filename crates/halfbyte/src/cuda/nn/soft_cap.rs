@@ -1,11 +1,12 @@
 //! Launches of `soft_cap.cu`: caps of logits.
 
 use super::launch;
+use crate::checks::check_cap;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Stream, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 static SOURCE: Source =
     Source { path: "nn/soft_cap.cu", text: include_str!("soft_cap.cu"), parameters: &[Params::LAYOUT] };
@@ -28,12 +29,11 @@ parameters! {
 
 /// Replaces each `x` by `limit · tanh(x / limit)`.
 ///
-/// *Accuracy:* relative error ≤ 2⁻²⁰. *Errors:* a limit that is not above 0.
+/// *Accuracy:* relative error ≤ 2⁻²⁰ where the result and `x / limit` are at least 2⁻¹²⁶ in magnitude; below, an absolute error under
+/// 2⁻¹²⁶ and `2⁻¹²⁶ · limit`, whichever is more. *Errors:* a limit that is not from 2⁻¹²⁶ to 2¹²⁵.
 pub fn soft_cap(gpu: &Gpu, stream: &Stream, x: ViewMut<'_, f32>, limit: f32) -> Result<()> {
     const OP: &str = "soft_cap";
-    if limit <= 0.0 || !limit.is_finite() {
-        return Err(Error::invalid(OP, "a limit above 0", limit.to_string()));
-    }
+    check_cap(OP, limit)?;
     if x.is_empty() {
         return Ok(());
     }

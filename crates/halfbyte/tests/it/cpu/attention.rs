@@ -5,6 +5,7 @@ mod types;
 
 use super::{noise, on_every_cpu};
 use halfbyte::cpu::attention::{Attention, Heads, KvCache, KvType, PAGE_LENGTH, Sequence, attention};
+use halfbyte::kernel::CAPS;
 use halfbyte::{Cpu, Error, Result};
 use std::ops::Range;
 
@@ -154,6 +155,25 @@ fn long_prompts_use_all_threads_and_stay_within_the_bound() {
 }
 
 #[test]
+fn caps_may_be_the_least_and_the_greatest_of_their_range() {
+    let heads = Heads { heads: 2, kv_heads: 1, head_size: 16 };
+    let qkv = noise(5, 150 * heads.row());
+    for cap in [*CAPS.start(), 1e-30, 1e30, *CAPS.end()] {
+        let sight = Sight { cap: Some(cap), ..ALL };
+        let expected = reference(&qkv, heads, sight);
+        on_every_cpu(
+            |cpu| attend(cpu, &qkv, heads, sight, &[140, 1, 9]),
+            |isa, got| {
+                for (&got, &(expected, bound)) in got.iter().zip(&expected) {
+                    let close = (f64::from(got) - expected).abs() <= bound;
+                    assert!(close, "{isa:?}, cap {cap:e}: {got}, expected {expected}");
+                }
+            },
+        );
+    }
+}
+
+#[test]
 fn great_scores_do_not_overflow() {
     let heads = Heads { heads: 1, kv_heads: 1, head_size: 16 };
     let mut qkv = noise(4, 40 * heads.row());
@@ -255,6 +275,8 @@ fn what_does_not_fit_is_refused() {
         run(Attention { sinks: Some(&[0.5, f32::NAN]), ..fine }, 0, 16),
         run(Attention { cap: Some(0.0), ..fine }, 0, 16),
         run(Attention { cap: Some(f32::INFINITY), ..fine }, 0, 16),
+        run(Attention { cap: Some(f32::MAX), ..fine }, 0, 16),
+        run(Attention { cap: Some(1e-39), ..fine }, 0, 16),
         run(Attention { heads: Heads { head_size: 2, ..heads }, ..fine }, 0, 16),
         run(Attention { heads: Heads { heads: 3, kv_heads: 2, head_size: 4 }, ..fine }, 0, 16),
         run(Attention { heads: Heads { head_size: usize::MAX / 3, ..heads }, ..fine }, 0, 16),

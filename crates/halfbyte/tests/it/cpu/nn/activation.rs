@@ -1,4 +1,5 @@
 use super::*;
+use halfbyte::kernel::CAPS;
 
 #[test]
 fn swiglu_is_within_its_bound() {
@@ -173,24 +174,32 @@ fn clamped_gates_are_within_their_bound_and_keep_nan() {
 
 #[test]
 fn soft_caps_are_within_their_bound() {
-    for limit in [0.5f32, 30.0, 50.0] {
+    for limit in [0.5f32, 30.0, 50.0, 1e30, *CAPS.end(), *CAPS.start()] {
         let x: Vec<f32> = gates().into_iter().chain([f32::INFINITY, f32::NEG_INFINITY]).collect();
         on_every_cpu(
             |cpu| {
                 let mut out = x.clone();
-                soft_cap(cpu, &mut out, limit);
+                soft_cap(cpu, &mut out, limit).unwrap();
                 out
             },
             |isa, got| {
                 for (&x, &got) in x.iter().zip(got) {
                     let want = f64::from(limit) * (f64::from(x) / f64::from(limit)).tanh();
                     let error = (f64::from(got) - want).abs();
-                    assert!(error <= 32.0 * U * want.abs(), "{isa:?}, {x} of {limit}: {got}, expected {want}");
+                    let least = f64::from(f32::MIN_POSITIVE);
+                    let normal = want.abs() >= least && f64::from(x).abs() >= least * f64::from(limit);
+                    let bound = if normal { 32.0 * U * want.abs() } else { least * f64::from(limit.max(1.0)) };
+                    assert!(error <= bound, "{isa:?}, {x} of {limit}: {got}, expected {want}");
                 }
             },
         );
         let mut nan = [f32::NAN];
-        soft_cap(&Cpu::new(1).unwrap(), &mut nan, limit);
+        soft_cap(&Cpu::new(1).unwrap(), &mut nan, limit).unwrap();
         assert!(nan[0].is_nan());
+    }
+    for limit in [0.0, -1.0, 1e-39, f32::MAX, f32::INFINITY, f32::NAN] {
+        let mut x = [0.0, 1.0];
+        assert!(matches!(soft_cap(&Cpu::new(1).unwrap(), &mut x, limit), Err(Error::Invalid { .. })), "{limit:e}");
+        assert_eq!(x, [0.0, 1.0]);
     }
 }

@@ -210,7 +210,9 @@ fn what_is_added_and_capped_lies_where_it_was() {
             let capped: Vec<f64> =
                 want.iter().map(|&v| f64::from(limit) * (f64::from(v) / f64::from(limit)).tanh()).collect();
             close(&bench.read(sum.view()), &capped, Float::F32, 0.0, 2f64.powi(-20), "capped");
-            assert!(nn::soft_cap(&gpu, &bench.stream, sum.view_mut(), 0.0).is_err());
+            for limit in [0.0, 1e-39, f32::MAX, f32::NAN] {
+                assert!(nn::soft_cap(&gpu, &bench.stream, sum.view_mut(), limit).is_err());
+            }
         }
     }
 }
