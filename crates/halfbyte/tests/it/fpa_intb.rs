@@ -119,6 +119,14 @@ fn what_no_layout_holds_is_an_error() {
     assert!(layout.pack(&[16; 256], [4, 64], 4).is_err());
     assert!(layout.unpack(&[0; 127], [4, 64], 4).is_err());
     assert!(layout.pack(&[], [0, 64], 4).unwrap().is_empty());
+    // Nothing is allocated for matrices that are not there.
+    for shape in [[1 << 31; 2], [1 << 20, 1 << 40]] {
+        assert!(FpaIntB::RowMajor.pack(&[], shape, 8).is_err() && FpaIntB::Interleaved.pack(&[], shape, 4).is_err());
+        assert!(FpaIntB::RowMajor.unpack(&[], shape, 8).is_err());
+        assert!(Pairs::Outputs.pack(&[], shape).is_err() && Pairs::Inputs.pack(&[], shape).is_err());
+        assert!(Pairs::Outputs.unpack(&[], shape).is_err());
+    }
+    assert!(FpaIntB::RowMajor.unpack(&[], [0, usize::MAX], 4).unwrap().is_empty());
     assert!(layout.unpack(&[], [4, 0], 8).unwrap().is_empty());
     for arch in FpaIntB::ARCHS {
         assert_eq!(FpaIntB::of_arch(arch).unwrap() == FpaIntB::RowMajor, arch == 70);

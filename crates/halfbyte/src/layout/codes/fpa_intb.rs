@@ -86,10 +86,11 @@ impl FpaIntB {
     /// Codes `[n, k]`, one a byte, to the stream. *Errors:* those of [`FpaIntB::bytes`], another number of codes, a code beyond
     /// the bits.
     pub fn pack(self, codes: &[u8], [n, k]: [usize; 2], bits: u32) -> Result<Vec<u8>> {
-        let mut stream = vec![0u8; self.bytes([n, k], bits)?];
+        let bytes = self.bytes([n, k], bits)?;
         if codes.len() != n * k {
             return Err(Error::invalid(OP, format!("{n} × {k} codes"), codes.len().to_string()));
         }
+        let mut stream = vec![0u8; bytes];
         let most = codes.par_chunks(1 << 16).map(|codes| codes.iter().fold(0, |most, &code| code.max(most))).max();
         if let Some(code) = most.filter(|&code| bits == 4 && code > 15) {
             return Err(Error::invalid(OP, "codes of 4 bits", code.to_string()));
@@ -118,7 +119,7 @@ impl FpaIntB {
         }
         let mut codes = vec![0u8; n * k];
         let rows = self.outputs(bits) * TOGETHER;
-        codes.par_chunks_mut((rows * k).max(1)).enumerate().for_each(|(block, codes)| {
+        codes.par_chunks_mut(rows.saturating_mul(k).max(1)).enumerate().for_each(|(block, codes)| {
             let first = block * rows;
             self.rows(stream, first..first + codes.len() / k, [n, k], bits, codes);
         });
@@ -237,10 +238,11 @@ impl Pairs {
     /// Codes `[n, k]`, one a byte with 8 for zero, to pairs. *Errors:* an odd number of what is paired, another number of codes,
     /// one beyond 4 bits.
     pub fn pack(self, codes: &[u8], [n, k]: [usize; 2]) -> Result<Vec<u8>> {
-        let mut bytes = vec![0u8; self.bytes([n, k])?];
+        let len = self.bytes([n, k])?;
         if codes.len() != n * k {
             return Err(Error::invalid(OP, format!("{n} × {k} codes"), codes.len().to_string()));
         }
+        let mut bytes = vec![0u8; len];
         for (at, &code) in codes.iter().enumerate() {
             if code > 15 {
                 return Err(Error::invalid(OP, "codes of 4 bits", code.to_string()));
