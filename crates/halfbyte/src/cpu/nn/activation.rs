@@ -83,7 +83,11 @@ fn gated<F: GateOf>(
     out: &mut [f32],
 ) -> Result<()> {
     let rows = rows_of(op, out.len(), inner)?;
-    same_length(op, "gate_up", 2 * out.len(), gate_up.len())?;
+    same_length(op, "gate_up", out.len().checked_mul(2), gate_up.len())?;
+    // An `inner` that there is no row of may be of any size.
+    if rows == 0 {
+        return Ok(());
+    }
     let out = DisjointMut::new(out);
     in_tasks(cpu, rows, inner.saturating_mul(4), &|range| {
         // SAFETY: ranges of rows are disjoint.

@@ -173,6 +173,18 @@ fn clamped_gates_are_within_their_bound_and_keep_nan() {
 }
 
 #[test]
+fn gates_without_rows_are_of_any_size() {
+    let cpu = Cpu::new(1).unwrap();
+    for inner in [1, 1 << 63, usize::MAX] {
+        swiglu(&cpu, &[], inner, &mut []).unwrap();
+        geglu(&cpu, &[], inner, &mut []).unwrap();
+        geglu_tanh(&cpu, &[], inner, &mut []).unwrap();
+        clamped_swiglu(&cpu, &[], inner, (1.7, 7.0), &mut []).unwrap();
+        softmax_in_place(&cpu, &mut [], inner).unwrap();
+    }
+}
+
+#[test]
 fn soft_caps_are_within_their_bound() {
     for limit in [0.5f32, 30.0, 50.0, 1e30, *CAPS.end(), *CAPS.start()] {
         let x: Vec<f32> = gates().into_iter().chain([f32::INFINITY, f32::NEG_INFINITY]).collect();
