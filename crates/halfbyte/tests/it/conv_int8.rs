@@ -217,6 +217,24 @@ fn outputs_in_floats_are_exact_sums_times_their_scales() {
     }
 }
 
+/// Without the zero point of x, which is taken off at the end, sums of 40,000 products are beyond int32.
+#[test]
+fn depthwise_sums_may_leave_int32_on_the_way() {
+    for channels in [3, 65] {
+        let geometry = Geometry { groups: channels, ..Geometry::new(channels, channels, [200, 200]) };
+        let shape = Conv2dShape::new(geometry, 1, [200, 200]).unwrap();
+        let (w, x) = (vec![255; channels * geometry.k()], vec![255; shape.x_len()]);
+        let weight = Int8Weight::new(Bytes::U8(&w), [channels, geometry.k()], &[1.0], &[]).unwrap();
+        let (x_is, y_is) = (Affine::new(Byte::U8, 1.0, 128).unwrap(), Affine::new(Byte::U8, 1e7, 0).unwrap());
+        let want = expected(&x, &weight, &vec![0; channels], [x_is, y_is], &shape);
+        assert_eq!(want, vec![130; channels]);
+        let conv = Conv2dInt8::new(&weight, geometry, x_is, y_is).unwrap();
+        for cpu in with_each_isa(1) {
+            assert_eq!(forward(&conv, &cpu, &x, &shape, [Layout2d::Nhwc; 2]), want, "{:?}", cpu.caps());
+        }
+    }
+}
+
 #[test]
 fn wrong_types_shapes_and_lengths_are_errors() {
     let geometry = Geometry::new(2, 3, [3, 3]);

@@ -253,7 +253,7 @@ fn depthwise(
 const BLOCK: usize = 64;
 
 per_isa! {
-    /// `sums = Σ (x ^ flip) · w`.
+    /// `sums = Σ (x ^ flip) · w`. On the way they may leave int32 and come back.
     fn add_taps(taps: &[(&[u8], &[i16])], flip: u8, sums: &mut [i32]) {
         for (block, sums) in sums.chunks_mut(BLOCK).enumerate() {
             let at = block * BLOCK;
@@ -262,7 +262,7 @@ per_isa! {
                 for (x, w) in taps {
                     let (x, w) = (&x[at..][..BLOCK], &w[at..][..BLOCK]);
                     for c in 0..BLOCK {
-                        acc[c] += i32::from(x[c] ^ flip) * i32::from(w[c]);
+                        acc[c] = acc[c].wrapping_add(i32::from(x[c] ^ flip) * i32::from(w[c]));
                     }
                 }
                 *sums = acc;
@@ -271,7 +271,7 @@ per_isa! {
             sums.fill(0);
             for (x, w) in taps {
                 for ((sum, x), w) in sums.iter_mut().zip(&x[at..]).zip(&w[at..]) {
-                    *sum += i32::from(x ^ flip) * i32::from(*w);
+                    *sum = sum.wrapping_add(i32::from(x ^ flip) * i32::from(*w));
                 }
             }
         }
