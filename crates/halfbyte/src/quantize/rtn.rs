@@ -116,13 +116,6 @@ impl Params {
             Zero::Symmetric | Zero::Integer => scale * (f64::from(code) - zero),
         }
     }
-
-    fn value(self, code: u8, format: WeightFormat) -> f32 {
-        match format.zero {
-            Zero::Float => self.scale.mul_add(f32::from(code), self.zero),
-            Zero::Symmetric | Zero::Integer => self.scale * (f32::from(code) - self.zero),
-        }
-    }
 }
 
 /// The first of the candidates of least error.
@@ -147,8 +140,8 @@ impl Range {
         }
         least(self.candidates(group, channel).into_iter().map(|params| {
             let squares = group.iter().map(|&v| {
-                let value = params.value(params.code(v, self.format), self.format);
-                f64::from(value - v).powi(2)
+                let value = params.exact(params.code(v, self.format), self.format);
+                (value - f64::from(v)).powi(2)
             });
             (squares.zip(weights.iter().cycle()).map(|(square, weight)| square * weight).sum(), params)
         }))

@@ -82,6 +82,22 @@ fn searching_never_makes_the_error_larger_and_helps_at_few_bits() {
     }
 }
 
+/// Values are compared as they are: in f32 those of weights far from zero would be off by a good part of a step.
+#[test]
+fn searching_never_makes_the_error_of_a_group_larger_far_from_zero() {
+    let (mut random, k) = (Random(17), 16);
+    let format = WeightFormat { group: Group::Channel, ..parse("w4a16-g128-float-sf32").weight };
+    let mut lower = 0;
+    for _ in 0..200 {
+        let w: Vec<f32> = random.normals(k).into_iter().map(|v| 1000.0 + 1e-3 * v).collect();
+        let plain = squared_error(&w, format, [1, k], Rtn::default());
+        let searched = squared_error(&w, format, [1, k], Rtn { search: true, ..Rtn::default() });
+        assert!(searched <= plain, "{searched:e} > {plain:e}");
+        lower += usize::from(searched < plain);
+    }
+    assert!(lower > 50, "{lower}");
+}
+
 #[test]
 fn constant_groups_and_zeros_are_kept() {
     for name in ["w4a16-g4", "w4a16-g4-asym", "w4a16-g4-float", "w2a16-g4-asym-sf32"] {
