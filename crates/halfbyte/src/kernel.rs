@@ -101,7 +101,7 @@ pub enum Activation {
     Relu,
     /// `min(max(v, 0), 6)`.
     Relu6,
-    /// `min(max(v, low), high)`.
+    /// `min(max(v, low), high)`, for low ≤ high.
     Clamp(f32, f32),
     /// `v · Φ(v)` with the error function.
     Gelu,
@@ -171,14 +171,14 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// Elements of a row: `(heads + 2·kv_heads)·head_size`.
+    /// Elements of a row: `(heads + 2·kv_heads)·head_size`, or `usize::MAX` if there are more.
     pub fn row(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_size
+        self.kv_heads.saturating_mul(2).saturating_add(self.heads).saturating_mul(self.head_size)
     }
 
-    /// Query heads that share a key and value head.
+    /// Query heads that share a key and value head; 0 if there are no key and value heads.
     pub fn group(&self) -> usize {
-        self.heads / self.kv_heads
+        self.heads.checked_div(self.kv_heads).unwrap_or(0)
     }
 
     /// Itself, if the numbers make sense.

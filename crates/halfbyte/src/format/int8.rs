@@ -208,12 +208,12 @@ impl<'a> Int8Weight<'a> {
         self.k
     }
 
-    /// Scale of output `i`.
+    /// Scale of output `i`. Panics if there is no such output, where each has its own.
     pub fn scale(&self, i: usize) -> f32 {
         if self.scales.len() == 1 { self.scales[0] } else { self.scales[i] }
     }
 
-    /// Zero point of output `i`.
+    /// Zero point of output `i`. Panics if there is no such output, where each has its own.
     pub fn zero(&self, i: usize) -> i32 {
         match self.zeros {
             [] => 0,
@@ -312,7 +312,8 @@ impl Mean {
 
     /// The code of y for a sum of codes of x.
     pub fn code(&self, sum: i32) -> i32 {
-        self.y.code((sum - self.zeros) as f32 * self.scale)
+        // The difference of a sum of so many codes is within int32; that of another sum may not be.
+        self.y.code((i64::from(sum) - i64::from(self.zeros)) as f32 * self.scale)
     }
 
     /// How many bytes it is of.

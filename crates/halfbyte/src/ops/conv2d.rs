@@ -112,8 +112,8 @@ impl<D: Device> Conv2d<D> {
         self.layer.kernel(device, &self.call(&shape), [x, y]).map_err(|error| error.of(OP))
     }
 
-    /// How far results for images of this size and these types lie from [`crate::format::reference::conv2d_linear`] at most.
-    /// *Errors:* those of [`Conv2d::forward`].
+    /// How far results for images of this size and these types lie from [`crate::format::reference::conv2d_linear`] at most, before an
+    /// activation function; with a bias, `|bias|` is a part of the magnitude. *Errors:* those of [`Conv2d::forward`].
     pub fn bound(&self, device: &D, batch: usize, size: [usize; 2], x: Float, y: Float) -> Result<Bound> {
         let shape = Conv2dShape::new(self.geometry, batch, size)?;
         self.layer.bound(device, &self.call(&shape), [x, y]).map_err(|error| error.of(OP))

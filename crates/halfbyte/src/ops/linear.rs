@@ -203,7 +203,8 @@ impl<D: Device> Linear<D> {
         self.layer.kernel(device, &self.problem(m, x, y)).map_err(|error| error.of(OP))
     }
 
-    /// How far its results lie from [`crate::format::reference`] at most. *Error:* no kernel multiplies m rows of these types.
+    /// How far its results lie from [`crate::format::reference`] at most, before an activation function; with a bias, `|bias|` is a part
+    /// of the magnitude. *Error:* no kernel multiplies m rows of these types.
     pub fn bound(&self, device: &D, m: usize, x: Float, y: Float) -> Result<Bound> {
         self.layer.bound(device, &self.problem(m, x, y)).map_err(|error| error.of(OP))
     }

@@ -48,9 +48,14 @@ pub fn weight_only(w: Floats<'_>, [k, n]: [usize; 2], format: WeightFormat, rule
         return Err(Error::invalid(OP, format!("{k} × {n} weights"), w.len().to_string()));
     }
     let (groups, size) = (group.count(k), group.len(k).max(1));
+    if n.checked_mul(groups).is_none_or(|scales| scales > isize::MAX as usize / size_of::<f32>()) {
+        return Err(Error::invalid(OP, "scales that fit memory", format!("{n} × {groups}")));
+    }
     let mut codes = vec![0u8; n * k];
     let mut scales = vec![0f32; n * groups];
-    let outputs = codes.par_chunks_mut((TOGETHER * k).max(1)).zip(scales.par_chunks_mut(TOGETHER * groups));
+    let outputs = codes
+        .par_chunks_mut(TOGETHER.saturating_mul(k).max(1))
+        .zip(scales.par_chunks_mut(TOGETHER.saturating_mul(groups)));
     let bad = outputs
         .enumerate()
         .map(|(block, (codes, scales))| {

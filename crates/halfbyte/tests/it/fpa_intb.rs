@@ -273,6 +273,10 @@ fn weights_that_are_none_are_errors() {
     assert!(refused(128, [64, 2], WeightFormat { zero: Zero::Integer, ..format(4, None, Float::F16) }));
     assert!(refused(128, [64, 2], WeightFormat { group: Group::Tensor, ..format(4, None, Float::F16) }));
     assert!(!refused(0, [0, 2], format(4, None, Float::F16)) && !refused(0, [64, 0], format(4, Some(64), Float::F16)));
+    // No outputs of any length: a tensor or an error.
+    let _ = refused(0, [usize::MAX, 0], format(4, None, Float::F16));
+    let _ = refused(0, [usize::MAX, 0], format(8, Some(64), Float::F16));
+    assert!(refused(0, [0, usize::MAX], format(4, None, Float::F16)));
     let large = [1e30f32; 64];
     assert!(weight_only(Floats::from(&large), [64, 1], format(8, None, Float::F16), WeightOnlyRule::Paddle).is_err());
 }

@@ -5,7 +5,7 @@ use crate::data::Random;
 use crate::golden::Golden;
 use half::{bf16, f16};
 use halfbyte::cpu::Cpu;
-use halfbyte::format::int8::{Affine, Byte, Bytes, BytesMut, Int8Weight, multiplier};
+use halfbyte::format::int8::{Affine, Byte, Bytes, BytesMut, Int8Weight, Mean, multiplier};
 use halfbyte::format::reference;
 use halfbyte::layout::cpu_int8::CpuInt8;
 use halfbyte::ops::{Activation, LinearInt8};
@@ -51,6 +51,13 @@ fn affine(golden: &Golden, name: &str, byte: Byte) -> Affine {
 fn data(golden: &Golden, name: &str) -> Data {
     let (signed, bytes) = golden.bytes(name);
     Data(if signed { Byte::I8 } else { Byte::U8 }, bytes)
+}
+
+#[test]
+fn means_of_sums_that_no_codes_have_lie_at_the_ends() {
+    let affine = |zero| Affine::new(Byte::U8, 1.0, zero).unwrap();
+    let mean = Mean::new(affine(200), 4, affine(7)).unwrap();
+    assert_eq!([i32::MIN, i32::MAX, 800, 804].map(|sum| mean.code(sum)), [0, 255, 7, 8]);
 }
 
 #[test]

@@ -242,6 +242,14 @@ fn nan_comes_out() {
 }
 
 #[test]
+fn rows_of_heads_that_are_none_have_a_length() {
+    let heads = Heads { heads: usize::MAX, kv_heads: usize::MAX / 2, head_size: 3 };
+    assert_eq!((heads.row(), heads.group()), (usize::MAX, 2));
+    let none = Heads { heads: 4, kv_heads: 0, head_size: 3 };
+    assert_eq!((none.row(), none.group()), (12, 0));
+}
+
+#[test]
 fn what_does_not_fit_is_refused() {
     let cpu = Cpu::new(1).unwrap();
     let heads = Heads { heads: 2, kv_heads: 1, head_size: 4 };
@@ -282,6 +290,7 @@ fn what_does_not_fit_is_refused() {
         rope.apply(&cpu, &mut [0.0; 8], Heads { head_size: 2, ..heads }, 0),
         rope.apply(&cpu, &mut [0.0; 8], Heads { heads: 3, kv_heads: 2, head_size: 4 }, 0),
         rope.apply(&cpu, &mut [0.0; 8], Heads { kv_heads: 0, ..heads }, 0),
+        rope.apply(&cpu, &mut [], Heads { heads: usize::MAX, ..heads }, 0),
         Rope::new(vec![f64::NAN], 1.0, 1).map(|_| ()),
     ];
     for (i, text) in texts.into_iter().enumerate() {
