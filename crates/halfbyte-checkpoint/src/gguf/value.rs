@@ -30,16 +30,6 @@ macro_rules! numbers {
         }
 
         impl Value {
-            /// Name of the value's type.
-            pub fn type_name(&self) -> &'static str {
-                match self {
-                    $(Value::$variant(_) => stringify!($number),)*
-                    Value::Bool(_) => "bool",
-                    Value::String(_) => "string",
-                    Value::Array(_) => "array",
-                }
-            }
-
             /// Appends number of the type and value, as files hold them.
             pub(super) fn write(&self, out: &mut Vec<u8>) {
                 match self {

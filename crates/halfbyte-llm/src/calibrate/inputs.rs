@@ -11,8 +11,6 @@ pub struct Inputs {
     pub hessian: Hessian,
     /// `Σ eᵀx`, e being what is missing to the dense model.
     drift: Option<(DriftOf, CrossMoment)>,
-    /// `Σ |x|`, channel by channel.
-    magnitudes: Vec<f64>,
     /// `[some rows, k]`.
     sample: Vec<f32>,
     /// One in how many rows is in the sample; 0: none.
@@ -36,7 +34,6 @@ impl Inputs {
         Ok(Self {
             hessian: Hessian::new(k)?,
             drift: moment.map(|moment| (drift, moment)),
-            magnitudes: vec![0.0; k],
             sample: Vec::new(),
             every: if needs.rows == 0 { 0 } else { rows.div_ceil(needs.rows) },
         })
@@ -52,7 +49,6 @@ impl Inputs {
             moment.add(missing.unwrap_or_default(), x, rows)?;
         }
         for (i, row) in x.chunks_exact(k).enumerate() {
-            self.magnitudes.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(v.abs()));
             if self.every > 0 && (before + i).is_multiple_of(self.every) {
                 self.sample.extend_from_slice(row);
             }
@@ -67,12 +63,6 @@ impl Inputs {
             DriftOf::Inputs => Drift::Inputs(moment),
             DriftOf::Outputs => Drift::Outputs(moment),
         })
-    }
-
-    /// Mean of `|x|`, channel by channel; zeros if there were no inputs.
-    pub fn mean_magnitudes(&self) -> Vec<f64> {
-        let rows = (self.hessian.rows() as f64).max(1.0);
-        self.magnitudes.iter().map(|sum| sum / rows).collect()
     }
 
     /// Some of the inputs, evenly spaced, `[rows, k]`; as many as [`Needs::rows`] or a few less.

@@ -30,7 +30,3 @@ mod random;
 pub mod stored;
 
 pub use lines::Lines;
-
-/// Names of the layouts, in pipeline order.
-pub const LAYOUTS: &[&str] =
-    &["row_major", "cpu_n16", "cpu_dense_n16", "cpu_int8", "cuda_plain", "cuda_wna16", "cuda_int8"];

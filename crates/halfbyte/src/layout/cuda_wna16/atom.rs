@@ -170,11 +170,6 @@ impl Atom {
     /// A table, twice an E2M1 and 128: what kernels take does not depend on what is in it.
     pub const A_TABLE: [u8; 16] = [128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116];
 
-    /// Whether kernels for x of a type multiply codes by the factors of their scales before, as whole numbers, which f16 holds.
-    pub fn takes_factors_in(self, x: Float) -> bool {
-        self.multiples && self.offset && self.bits <= 4 && x != Float::BF16
-    }
-
     /// Whether it has scales in f32, offsets or groups of 16: those are multiplied one weight at a time.
     pub fn is_wide(self) -> bool {
         self.scale == Float::F32 || self.offset || self.group == 16
