@@ -60,7 +60,7 @@ fn of_numbers(error: &halfbyte::Error) -> Status {
         NotFinite { .. } => Status::BadInput,
         NoKernel { .. } => Status::Unsupported,
         Device { .. } | LibraryMissing { .. } | DriverTooOld { .. } | Compile { .. } => Status::Device,
-        CacheFull { .. } | DeviceMemory { .. } => Status::OutOfMemory,
+        CacheFull { .. } | Memory { .. } | DeviceMemory { .. } => Status::OutOfMemory,
         DeviceLost { .. } => Status::DeviceLost,
         _ => Status::Internal,
     }

@@ -143,6 +143,7 @@ impl From<halfbyte::Error> for Failure {
         let text = error.to_string();
         match error {
             E::Device { .. } | E::DeviceLost { .. } => Self::device("the device cannot be used", text),
+            E::Memory { .. } => Self::memory("the machine has too little memory", text),
             E::DeviceMemory { .. } => Self::memory("the device has too little memory", text),
             E::LibraryMissing { library, .. } => Self::device_lines(format!("{library} is not found"), &text),
             E::DriverTooOld { .. } => Self::device("the GPU's driver is too old", text),

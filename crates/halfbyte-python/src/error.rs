@@ -39,7 +39,7 @@ fn of_numbers(error: &halfbyte::Error, text: String) -> PyErr {
     use halfbyte::Error::*;
     match error {
         Invalid { .. } | NotFinite { .. } | NoKernel { .. } => PyValueError::new_err(text),
-        DeviceMemory { .. } => PyMemoryError::new_err(text),
+        Memory { .. } | DeviceMemory { .. } => PyMemoryError::new_err(text),
         _ => PyRuntimeError::new_err(text),
     }
 }

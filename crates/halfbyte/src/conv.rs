@@ -70,6 +70,7 @@ impl Geometry {
     pub fn validate(&self) -> Result<()> {
         let Self { ci, co, kernel: [kh, kw], stride, dilation, groups, .. } = *self;
         for (what, value) in [
+            ("group", groups),
             ("input channel", ci),
             ("output channel", co),
             ("kernel row", kh),
@@ -78,7 +79,6 @@ impl Geometry {
             ("pixel of stride across", stride[1]),
             ("pixel of dilation down", dilation[0]),
             ("pixel of dilation across", dilation[1]),
-            ("group", groups),
         ] {
             if value == 0 {
                 return Err(Error::invalid(OP, format!("at least 1 {what}"), "0"));

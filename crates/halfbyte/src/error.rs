@@ -74,6 +74,14 @@ pub enum Error {
         /// The CUDA version of the driver.
         found: String,
     },
+    /// The system has less memory than is asked for.
+    #[error("{op}: expected {requested_bytes} bytes of memory, got less")]
+    Memory {
+        /// The operation that needs memory.
+        op: &'static str,
+        /// Bytes asked for.
+        requested_bytes: usize,
+    },
     /// A GPU has less memory free than is asked for.
     #[error("{op}: expected {requested_bytes} bytes of device memory, got {free_bytes} bytes free")]
     DeviceMemory {
@@ -121,6 +129,7 @@ impl Error {
     pub(crate) fn of(self, op: &'static str) -> Self {
         match self {
             Self::Invalid { expected, got, .. } => Self::Invalid { op, expected, got },
+            Self::Memory { requested_bytes, .. } => Self::Memory { op, requested_bytes },
             Self::NoKernel { problem, rejections, .. } => Self::NoKernel { op, problem, rejections },
             other => other,
         }

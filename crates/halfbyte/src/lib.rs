@@ -51,6 +51,7 @@ pub mod format;
 pub mod kernel;
 pub mod kv_pages;
 pub mod layout;
+mod memory;
 pub mod ops;
 pub mod quantize;
 pub mod tensor;

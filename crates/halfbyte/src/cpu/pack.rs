@@ -29,7 +29,7 @@ use words::{Panels, Rows};
 /// Packs tensors one below the other; `code_sums` for kernels that take activations with offsets.
 ///
 /// The result is that of [`CpuN16::pack`], bit for bit. Errors: no tensor; tensors that differ in format, k or group
-/// index; an instruction set that the processor does not have.
+/// index; an instruction set that the processor does not have; memory that is short.
 pub fn pack(caps: Caps, parts: &[&StoredTensor<'_>], code_sums: bool) -> Result<CpuN16> {
     const OP: &str = "pack";
     let first = parts.first().ok_or_else(|| Error::invalid(OP, "at least one tensor", "none"))?;
@@ -39,7 +39,7 @@ pub fn pack(caps: Caps, parts: &[&StoredTensor<'_>], code_sums: bool) -> Result<
         return Err(Error::invalid(OP, expected, describe(other)));
     }
     let isa = Caps::detect().limited_to(caps.isa)?.isa;
-    Ok(CpuN16::assemble(parts, code_sums, |places, held, out| Packing::new(isa, parts, (places, held)).fill(out)))
+    CpuN16::assemble(parts, code_sums, |places, held, out| Packing::new(isa, parts, (places, held)).fill(out))
 }
 
 /// Panels of a block at most: what they have of a row of words is a page or a good part of one.

@@ -12,6 +12,7 @@
 //! its factors in another order, sums that come close to a half fall to the other side.
 
 use crate::error::{Error, Result};
+use crate::memory::check_empty;
 use crate::tensor::from_slices;
 use std::ops::RangeInclusive;
 
@@ -180,6 +181,7 @@ impl<'a> Int8Weight<'a> {
         if n.checked_mul(k) != Some(codes.len()) {
             return Err(Error::invalid(OP, format!("{n} × {k} codes"), codes.len().to_string()));
         }
+        check_empty(OP, [n, k])?;
         if scales.len() != n && scales.len() != 1 {
             return Err(Error::invalid(OP, format!("1 or {n} scales"), scales.len().to_string()));
         }

@@ -3,6 +3,7 @@
 use super::factors::{Factors, zero_points};
 use super::{Group, WeightFormat, Zero};
 use crate::error::{Error, Result};
+use crate::memory::check_empty;
 
 /// Where zero lies, group by group.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +62,8 @@ impl QTensor {
             if got == want { Ok(()) } else { Err(Error::invalid(OP, format!("{want} {what}"), got.to_string())) }
         };
         check("codes", codes.len(), size(n, k, "codes")?)?;
+        check_empty(OP, [n, k])?;
+        check_empty(OP, [n, groups])?;
         let of_groups = size(n, groups, "scales")?;
         check("scales", scales.len(), of_groups)?;
         // The largest code and not the first that is too large: this search has no exits, and is as fast as memory.

@@ -3,6 +3,7 @@
 use super::Lines;
 use super::cpu_n16::PANEL;
 use crate::error::{Error, Result};
+use crate::memory::{check_empty, short};
 use crate::tensor::{Float, Floats};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -17,13 +18,16 @@ pub struct CpuDenseN16 {
 }
 
 impl CpuDenseN16 {
-    /// Packs `w` `[n, k]`; the last panel is filled with zeros.
+    /// Packs `w` `[n, k]`; the last panel is filled with zeros. Errors: a length that does not fit, memory that is short.
     pub fn pack(w: Floats<'_>, [n, k]: [usize; 2]) -> Result<Self> {
+        const OP: &str = "pack dense weights";
         if n.checked_mul(k) != Some(w.len()) {
-            return Err(Error::invalid("pack dense weights", format!("{n} × {k} weights"), w.len().to_string()));
+            return Err(Error::invalid(OP, format!("{n} × {k} weights"), w.len().to_string()));
         }
+        check_empty(OP, [n, k])?;
         let dtype = w.dtype();
-        let mut data = Lines::zeroed(n.next_multiple_of(PANEL) * k * dtype.size_bytes());
+        let bytes = n.next_multiple_of(PANEL) * k * dtype.size_bytes();
+        let mut data = Lines::try_zeroed(bytes).ok_or_else(|| short::<u8>(OP, bytes))?;
         match w {
             Floats::F16(w) => spread(w, data.as_mut_slice::<f16>(), k),
             Floats::BF16(w) => spread(w, data.as_mut_slice::<bf16>(), k),

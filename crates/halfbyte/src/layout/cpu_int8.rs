@@ -13,6 +13,8 @@
 use super::Lines;
 use crate::error::{Error, Result};
 use crate::format::int8::{Bytes, Int8Weight};
+use crate::memory::{short, zeroed};
+use bytemuck::Zeroable;
 use rayon::prelude::*;
 
 /// Outputs a panel.
@@ -33,7 +35,7 @@ pub struct CpuInt8 {
 }
 
 /// The weights of an output less their zero point, summed: what its sums of products depend on besides the products.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Zeroable)]
 pub struct Totals {
     /// Sum of those above 0.
     pub positive: i64,
@@ -42,22 +44,23 @@ pub struct Totals {
 }
 
 impl CpuInt8 {
-    /// Packs a weight. Error: a packed weight that no memory holds.
+    /// Packs a weight. Error: a packed weight that no memory holds, or less memory than it takes.
     pub fn pack(w: &Int8Weight<'_>) -> Result<Self> {
+        const OP: &str = "pack int8";
         let (n, k) = (w.n(), w.k());
         let bytes = n.checked_next_multiple_of(PANEL).zip(k.checked_next_multiple_of(QUAD));
         let bytes = bytes.and_then(|(n, k)| n.checked_mul(k)).filter(|&bytes| {
             n.checked_mul(size_of::<Totals>()).is_some_and(|totals| bytes.max(totals) <= isize::MAX as usize)
         });
-        let bytes = bytes
-            .ok_or_else(|| Error::invalid("pack int8", "a packed weight that fits memory", format!("{n} × {k}")))?;
+        let bytes =
+            bytes.ok_or_else(|| Error::invalid(OP, "a packed weight that fits memory", format!("{n} × {k}")))?;
         let (source, shift): (&[u8], u8) = match w.codes() {
             Bytes::U8(codes) => (codes, 128),
             Bytes::I8(codes) => (bytemuck::cast_slice(codes), 0),
         };
         let zeros: Vec<i32> = (0..n).map(|i| w.zero(i) - i32::from(shift)).collect();
-        let mut codes = Lines::zeroed(bytes);
-        let mut totals = vec![Totals::default(); n];
+        let mut codes = Lines::try_zeroed(bytes).ok_or_else(|| short::<u8>(OP, bytes))?;
+        let mut totals = zeroed::<Totals>(OP, n)?;
         if k > 0 {
             codes
                 .as_mut_slice::<u8>()

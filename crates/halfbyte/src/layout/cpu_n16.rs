@@ -45,7 +45,9 @@ pub(crate) use tile::{code, pressed, quad};
 use super::Lines;
 use super::places::Places;
 use super::stored::{StoredTensor, Strides};
+use crate::error::Result;
 use crate::format::{QTensor, WeightFormat, Zero, Zeros};
+use crate::memory::short;
 use per_group::{heights, spread};
 use rayon::prelude::*;
 
@@ -107,11 +109,11 @@ impl CpuN16 {
 
     /// Packs a tensor, code by code: what the layout means. [`crate::cpu::pack`] does the same fast.
     ///
-    /// `code_sums` for kernels that take activations with offsets.
+    /// `code_sums` for kernels that take activations with offsets. Panics if memory is short.
     pub fn pack(w: &QTensor, code_sums: bool) -> Self {
         let (n, k, bits) = (w.n(), w.k(), w.format().bits);
         let (per_tile, tile_bytes) = (columns_per_tile(bits), tile_bytes(bits));
-        Self::assemble(&[&w.into()], code_sums, |places, _, codes| {
+        let packed = Self::assemble(&[&w.into()], code_sums, |places, _, codes| {
             for place in 0..places.tiles * per_tile {
                 let column = places.columns.as_ref().map_or(place, |columns| columns[place] as usize);
                 let (tile, within) = (place / per_tile, place % per_tile);
@@ -120,23 +122,25 @@ impl CpuN16 {
                     tile::set(&mut codes[at..][..tile_bytes], bits, i % PANEL, within, w.codes()[i * k + column]);
                 }
             }
-        })
+        });
+        packed.expect("memory for the packed weight")
     }
 
     /// Packs tensors one below the other, which must be alike; `fill` writes what is held of the codes, `[panel][tile]`, over
-    /// zeros.
+    /// zeros. Error: memory is short.
     pub(crate) fn assemble(
         parts: &[&StoredTensor<'_>],
         code_sums: bool,
         fill: impl FnOnce(&Places, Held, &mut [u8]),
-    ) -> Self {
+    ) -> Result<Self> {
         let first = parts[0];
         let (format, k, groups) = (first.format(), first.k(), first.groups());
         let n: usize = parts.iter().map(|part| part.n()).sum();
         let held = Held::of(parts);
         let places = Places::of(first, columns_per_tile(held.bits));
         let bytes = n.div_ceil(PANEL) * places.tiles * tile_bytes(held.bits);
-        let mut codes = Lines::zeroed(bytes + Self::READABLE_AFTER);
+        let room = bytes + Self::READABLE_AFTER;
+        let mut codes = Lines::try_zeroed(room).ok_or_else(|| short::<u8>("pack", room))?;
         fill(&places, held, &mut codes.as_mut_slice::<u8>()[..bytes]);
         let tables = parts.iter().map(|part| part.scales()).collect();
         let multiples = parts.iter().filter_map(|part| part.scale_multiples()).collect();
@@ -159,7 +163,7 @@ impl CpuN16 {
         if code_sums {
             this.code_sums = this.sums();
         }
-        this
+        Ok(this)
     }
 
     /// Sums of values less their zero point.

@@ -1,7 +1,9 @@
 //! A byte buffer whose every line of 64 bytes is aligned, so that a vector load never crosses a cache line.
 
+use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 use memmap2::MmapMut;
+use std::alloc::{Layout, handle_alloc_error};
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -35,19 +37,24 @@ impl Default for Memory {
 }
 
 impl Lines {
-    /// Zeroed lines that hold at least `bytes`.
+    /// Zeroed lines that hold at least `bytes`. Ends the process if memory is short.
     pub fn zeroed(bytes: usize) -> Self {
-        let bytes = bytes.next_multiple_of(64);
+        Self::try_zeroed(bytes).unwrap_or_else(|| handle_alloc_error(Layout::new::<Line>()))
+    }
+
+    /// The same; None if memory is short.
+    pub fn try_zeroed(bytes: usize) -> Option<Self> {
+        let bytes = bytes.checked_next_multiple_of(64)?;
         if bytes >= MAPPED_BYTES
             // In whole huge pages, or the system might not begin the mapping with one. What is not touched takes no memory.
-            && let Ok(map) = MmapMut::map_anon(bytes.next_multiple_of(HUGE_BYTES))
+            && let Ok(map) = MmapMut::map_anon(bytes.checked_next_multiple_of(HUGE_BYTES)?)
         {
             // Only a wish: without huge pages everything works, slower.
             #[cfg(target_os = "linux")]
             let _ = map.advise_range(memmap2::Advice::HugePage, 0, (bytes + WASTED_BYTES) / HUGE_BYTES * HUGE_BYTES);
-            return Self(Memory::Mapped(map, bytes));
+            return Some(Self(Memory::Mapped(map, bytes)));
         }
-        Self(Memory::Heap(bytemuck::zeroed_vec(bytes / 64)))
+        Some(Self(Memory::Heap(try_zeroed_vec(bytes / 64).ok()?)))
     }
 
     /// Grows to hold at least `bytes`; what was there may be lost.

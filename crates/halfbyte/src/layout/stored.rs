@@ -10,6 +10,7 @@ use super::multiples::Multiples;
 use crate::error::{Error, Result};
 use crate::format::factors::Factors;
 use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros, groups};
+use crate::memory::check_empty;
 use crate::tensor::{Float, FloatData};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -100,6 +101,8 @@ impl<'a> StoredTensor<'a> {
         let groups = groups(format.group, k, group_index.as_deref(), has_scales);
         n.checked_mul(k.max(groups))
             .ok_or_else(|| Error::invalid(OP, "a matrix that fits memory", format!("{n} × {k}")))?;
+        check_empty(OP, [n, k])?;
+        check_empty(OP, [n, groups])?;
         if let Some(len) = codes.len()
             && codes.len_of([n, k], format.bits) != Some(len)
         {

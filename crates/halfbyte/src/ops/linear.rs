@@ -15,6 +15,7 @@ use crate::format::reference::Bound;
 use crate::format::{Act, Format, QTensor};
 use crate::kernel::Problem;
 use crate::layout::stored::StoredTensor;
+use crate::memory::check_empty;
 use crate::tensor::{Float, Floats};
 use std::sync::Arc;
 
@@ -155,6 +156,7 @@ impl<D: Device> Linear<D> {
     fn packed_for(device: &D, weight: Weight<'_>, x: Option<Float>) -> Result<Self> {
         if let Weight::Dense(w, shape) = weight {
             check_matrix(OP, "a weight", shape, w.len())?;
+            check_empty(OP, shape)?;
         }
         let layer = D::Linear::pack(device, weight, x).map_err(|error| error.of(OP))?;
         Ok(Self { layer, activation: Activation::None })

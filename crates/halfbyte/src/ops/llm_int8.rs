@@ -4,6 +4,7 @@ use super::device::{Device, Tensor, layers::LlmInt8 as _};
 use super::{check_bias, check_matrix, on_cpu};
 use crate::cpu::Cpu;
 use crate::error::{Error, Result};
+use crate::memory::check_empty;
 
 const OP: &str = "llm.int8 linear";
 
@@ -57,6 +58,7 @@ impl<D: Device> LlmInt8Linear<D> {
         pack: impl FnOnce(&[i8], [usize; 2], &[f32]) -> Result<D::LlmInt8>,
     ) -> Result<Self> {
         check_matrix(OP, "codes", [n, k], codes.len())?;
+        check_empty(OP, [n, k])?;
         if scales.len() != n {
             return Err(Error::invalid(OP, format!("{n} scales"), scales.len().to_string()));
         }

@@ -3,6 +3,7 @@
 use super::cholesky::cholesky;
 use super::stats::Hessian;
 use crate::error::{Error, Result};
+use crate::memory::{check_empty, zeroed};
 use crate::tensor::Floats;
 use rayon::prelude::*;
 
@@ -22,6 +23,7 @@ pub(super) fn check(
     if n.checked_mul(k) != Some(w.len()) {
         return Err(Error::invalid(op, format!("{n} × {k} weights"), w.len().to_string()));
     }
+    check_empty(op, [n, k])?;
     if hessian.k() != k {
         return Err(Error::invalid(op, format!("a Hessian of k {k}"), format!("k {}", hessian.k())));
     }
@@ -105,10 +107,7 @@ impl<'a> Damped<'a> {
 
     fn zeros(&self) -> Result<Vec<f64>> {
         let k = self.hessian.k();
-        let mut zeros = Vec::new();
-        zeros.try_reserve_exact(k * k).map_err(|e| Error::Device { op: self.op, cause: format!("k {k}: {e}") })?;
-        zeros.resize(k * k, 0.0);
-        Ok(zeros)
+        zeroed(self.op, k * k)
     }
 
     /// `e · H · eᵀ` for each row e of `[.., k]`.

@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros};
+use crate::memory::{check_empty, zeroed};
 use crate::tensor::Floats;
+use bytemuck::Zeroable;
 use rayon::prelude::*;
 
 /// How a symmetric group's scale follows from its largest magnitude.
@@ -30,13 +32,15 @@ pub struct Rtn {
 /// *Shapes:* w `[n, k]`. *Accuracy:* every element within half a step of its group, plus the rounding of the scale to
 /// the format's scale type (where scales have two levels, elements that no code reaches may be further off if that lowers the
 /// squared error of the group); codes are chosen for the rounded scale. Asymmetric ranges always include zero.
-/// *Errors:* a length that is not n·k, a bad format, NaN or infinity (with its place), a scale beyond the scale type.
+/// *Errors:* a length that is not n·k, a bad format, NaN or infinity (with its place), a scale beyond the scale type, no elements in more than
+/// 2²⁴ rows or columns, memory that is short.
 pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn) -> Result<QTensor> {
     const OP: &str = "quantize (round to nearest)";
     format.validate()?;
     if n.checked_mul(k) != Some(w.len()) {
         return Err(Error::invalid(OP, format!("{n} × {k} weights"), w.len().to_string()));
     }
+    check_empty(OP, [n, k])?;
     let groups = format.group.count(k);
     let len = format.group.len(k).max(1);
     let range = Range { format, options };
@@ -44,8 +48,8 @@ pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn
         Group::Tensor => Some(range.of(&w.to_f32(), &[1.0], None)),
         _ => None,
     };
-    let mut codes = vec![0u8; n * k];
-    let mut params = vec![Params { scale: 0.0, zero: 0.0 }; n * groups];
+    let mut codes = zeroed::<u8>(OP, n * k)?;
+    let mut params = zeroed::<Params>(OP, n * groups)?;
     let bad = codes
         .par_chunks_mut(k.max(1))
         .zip(params.par_chunks_mut(groups))
@@ -69,9 +73,6 @@ pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn
     if let Some((row, column, value)) = bad {
         return Err(Error::NotFinite { op: OP, value: value.to_string(), row, column });
     }
-    if n == 0 || k == 0 {
-        params.fill(Params { scale: 0.0, zero: 0.0 });
-    }
     let scales: Vec<f32> = params.iter().map(|p| p.scale).collect();
     if let Some(i) = scales.iter().position(|s| !s.is_finite()) {
         return Err(Error::invalid(
@@ -89,7 +90,7 @@ pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn
 }
 
 /// Scale and zero (a zero point, or an offset where the format has one) of one group.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Zeroable)]
 pub(super) struct Params {
     pub scale: f32,
     pub zero: f32,

@@ -2,6 +2,7 @@
 
 use super::panel::{Panel, pieces, rows_at_a_time};
 use crate::error::{Error, Result};
+use crate::memory::zeroed;
 use rayon::prelude::*;
 use std::cmp::Ordering;
 
@@ -38,7 +39,8 @@ impl Hessian {
         const OP: &str = "Hessian: inputs";
         let k = self.k;
         check(OP, x, [rows, k])?;
-        self.rows += rows as u64;
+        let sum = self.rows.checked_add(rows as u64);
+        self.rows = sum.ok_or_else(|| Error::invalid(OP, "fewer than 2⁶⁴ rows", format!("{rows} more")))?;
         for x in x.chunks(BATCH * k.max(1)) {
             let rows = x.len() / k;
             let right = Panel::from_rows([rows, k], |r| &x[r * k..(r + 1) * k]);
@@ -172,10 +174,7 @@ impl CrossMoment {
 
 fn zeros(op: &'static str, [m, k]: [usize; 2]) -> Result<Vec<f64>> {
     let len = m.checked_mul(k).ok_or_else(|| Error::invalid(op, "a size that fits memory", format!("{m} × {k}")))?;
-    let mut zeros = Vec::new();
-    zeros.try_reserve_exact(len).map_err(|e| Error::Device { op, cause: format!("{m} × {k}: {e}") })?;
-    zeros.resize(len, 0.0);
-    Ok(zeros)
+    zeroed(op, len)
 }
 
 fn check(op: &'static str, x: &[f32], [rows, k]: [usize; 2]) -> Result<()> {

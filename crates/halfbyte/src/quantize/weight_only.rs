@@ -14,6 +14,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros};
+use crate::memory::{check_empty, zeroed};
 use crate::tensor::{Float, Floats};
 use rayon::prelude::*;
 
@@ -47,12 +48,13 @@ pub fn weight_only(w: Floats<'_>, [k, n]: [usize; 2], format: WeightFormat, rule
     if n.checked_mul(k) != Some(w.len()) {
         return Err(Error::invalid(OP, format!("{k} × {n} weights"), w.len().to_string()));
     }
+    check_empty(OP, [n, k])?;
     let (groups, size) = (group.count(k), group.len(k).max(1));
     if n.checked_mul(groups).is_none_or(|scales| scales > isize::MAX as usize / size_of::<f32>()) {
         return Err(Error::invalid(OP, "scales that fit memory", format!("{n} × {groups}")));
     }
-    let mut codes = vec![0u8; n * k];
-    let mut scales = vec![0f32; n * groups];
+    let mut codes = zeroed::<u8>(OP, n * k)?;
+    let mut scales = zeroed::<f32>(OP, n * groups)?;
     let outputs = codes
         .par_chunks_mut(TOGETHER.saturating_mul(k).max(1))
         .zip(scales.par_chunks_mut(TOGETHER.saturating_mul(groups)));

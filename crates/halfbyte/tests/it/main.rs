@@ -21,4 +21,5 @@ mod quantize;
 mod random;
 mod refine;
 mod residual_network;
+mod sizes;
 mod tidy;

@@ -7,15 +7,16 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("tensor", &[]),
     ("error", &["kernel"]),
     ("checks", &["error", "kernel"]),
+    ("memory", &["error"]),
     ("conv", &["error", "format"]),
-    ("format", &["conv", "error", "quantize", "tensor"]),
+    ("format", &["conv", "error", "memory", "quantize", "tensor"]),
     ("kernel", &["error", "format", "tensor"]),
     ("kv_pages", &["error"]),
-    ("quantize", &["conv", "error", "format", "tensor"]),
-    ("layout", &["error", "format", "tensor"]),
-    ("cpu", &["checks", "conv", "error", "format", "kernel", "kv_pages", "layout", "quantize", "tensor"]),
+    ("quantize", &["conv", "error", "format", "memory", "tensor"]),
+    ("layout", &["error", "format", "memory", "tensor"]),
+    ("cpu", &["checks", "conv", "error", "format", "kernel", "kv_pages", "layout", "memory", "quantize", "tensor"]),
     ("cuda", &["checks", "conv", "error", "format", "kernel", "kv_pages", "layout", "tensor"]),
-    ("ops", &["conv", "cpu", "cuda", "error", "format", "kernel", "layout", "tensor"]),
+    ("ops", &["conv", "cpu", "cuda", "error", "format", "kernel", "layout", "memory", "tensor"]),
 ];
 
 /// Where `unsafe` may be written: vector code, the team of threads, and outputs that tasks share; libraries opened at run

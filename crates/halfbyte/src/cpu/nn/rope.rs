@@ -6,6 +6,7 @@ use crate::cpu::attention::Heads;
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::lanes::{Kernel, Simd, dispatch};
 use crate::error::{Error, Result};
+use crate::memory::{short, zeroed};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Positions whose cosines and sines are computed together.
@@ -52,7 +53,8 @@ impl Rope {
     /// Rotates the query and key heads in the rows of `qkv`; row `i` is at position `first_position + i`.
     ///
     /// *Shapes:* `qkv` `[m, heads.row()]`. *Accuracy:* absolute error ≤ 3·2⁻²⁴ of the pair's norm times the attention
-    /// factor. *Errors:* a length that does not fit, heads smaller than what is rotated, positions out of range.
+    /// factor. *Errors:* a length that does not fit, heads smaller than what is rotated, positions out of range, memory
+    /// that is short for cosines and sines up to the last position.
     pub fn apply(&self, cpu: &Cpu, qkv: &mut [f32], heads: Heads, first_position: usize) -> Result<()> {
         let row = heads.checked("rope")?.row();
         let rows = rows_of("rope", qkv.len(), row)?;
@@ -67,7 +69,7 @@ impl Rope {
                 format!("{rows} positions from {first_position}"),
             )
         })?;
-        let blocks = self.blocks(cpu, end);
+        let blocks = self.blocks(cpu, end)?;
         let rotated_heads = heads.heads + heads.kv_heads;
         let qkv = DisjointMut::new(qkv);
         in_tasks(cpu, rows, rotated_heads * heads.head_size, &|range| {
@@ -79,18 +81,23 @@ impl Rope {
         Ok(())
     }
 
-    /// The blocks up to position `end` at least; those that are missing are computed.
-    fn blocks(&self, cpu: &Cpu, end: usize) -> Arc<[Block]> {
+    /// The blocks up to position `end` at least; those that are missing are computed. Error: memory is short.
+    fn blocks(&self, cpu: &Cpu, end: usize) -> Result<Arc<[Block]>> {
         let wanted = end.div_ceil(BLOCK);
         let old = Arc::clone(&self.blocks.read().unwrap_or_else(PoisonError::into_inner));
         if old.len() >= wanted {
-            return old;
+            return Ok(old);
         }
-        let pairs = self.inv_freq.len();
-        let mut all: Vec<Block> = old.to_vec();
+        let (pairs, more) = (self.inv_freq.len(), wanted - old.len());
+        // Asked for as a whole first: block after block, the system might grant more than it has.
+        let numbers = more.saturating_mul(BLOCK * 2 * pairs);
+        drop(zeroed::<f32>("rope", numbers)?);
+        let mut all: Vec<Block> = Vec::new();
+        all.try_reserve_exact(wanted).map_err(|_| short::<f32>("rope", numbers))?;
+        all.extend(old.iter().cloned());
         all.resize(wanted, Block::default());
         let new = DisjointMut::new(&mut all[old.len()..]);
-        cpu.threads().run(wanted - old.len(), &|i| {
+        cpu.threads().run(more, &|i| {
             let mut block = vec![0.0; BLOCK * 2 * pairs];
             for j in 0..BLOCK {
                 let (cos, sin) = block[j * 2 * pairs..(j + 1) * 2 * pairs].split_at_mut(pairs);
@@ -109,7 +116,7 @@ impl Rope {
         if blocks.len() < all.len() {
             *blocks = Arc::clone(&all);
         }
-        all
+        Ok(all)
     }
 }
 

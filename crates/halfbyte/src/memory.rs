@@ -1,0 +1,27 @@
+//! Sizes and memory: weights whose size says nothing about their memory are refused, and memory that is short is an error.
+
+use crate::error::{Error, Result};
+use bytemuck::Zeroable;
+
+/// Rows, columns and groups that a weight without elements has at most. Its scales and sums take memory for each of them, so that a
+/// shape of a few bytes could ask for more than there is.
+pub(crate) const MOST_OF_EMPTY: usize = 1 << 24;
+
+/// Error: no elements, but more than [`MOST_OF_EMPTY`] rows or columns. The caller has compared rows times columns with what is there.
+pub(crate) fn check_empty(op: &'static str, [n, k]: [usize; 2]) -> Result<()> {
+    if (n == 0 || k == 0) && n.max(k) > MOST_OF_EMPTY {
+        let expected = format!("at most {MOST_OF_EMPTY} rows or columns of a weight without elements");
+        return Err(Error::invalid(op, expected, format!("{n} × {k}")));
+    }
+    Ok(())
+}
+
+/// That many zeros. Error: memory is short.
+pub(crate) fn zeroed<T: Zeroable>(op: &'static str, len: usize) -> Result<Vec<T>> {
+    bytemuck::allocation::try_zeroed_vec(len).map_err(|()| short::<T>(op, len))
+}
+
+/// The error where memory is short for that many elements.
+pub(crate) fn short<T>(op: &'static str, len: usize) -> Error {
+    Error::Memory { op, requested_bytes: len.saturating_mul(size_of::<T>()) }
+}
