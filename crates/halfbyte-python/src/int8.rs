@@ -257,7 +257,7 @@ impl LinearInt8 {
             return Err(wrong_type(OP, &format!("an x of {}", type_of_byte(self.x)), x.dtype()));
         }
         same_place(OP, &x, self.layer.place(), "the weight lies")?;
-        let mut y = Output::new(OP, out, &x, x.shape().with_last(n), self.y_type)?;
+        let mut y = Output::new(OP, out, &x, x.shape().with_last(n)?, self.y_type)?;
         forward!(py, LinearLayer, self, x, (m), y);
         y.finish(py)
     }

@@ -256,7 +256,7 @@ impl Linear {
             return Err(wrong_type(OP, "an x of float16, bfloat16 or float32", x.dtype()));
         }
         same_place(OP, &x, self.layer.place(), "the weight lies")?;
-        let mut y = Output::new(OP, out, &x, x.shape().with_last(n), x.dtype())?;
+        let mut y = Output::new(OP, out, &x, x.shape().with_last(n)?, x.dtype())?;
         match &self.layer {
             Layer::Cpu(linear) => {
                 let cpu = device::cpu(py)?;
@@ -282,7 +282,7 @@ impl Linear {
         let (x, [n, k]) = (Input::of(x, "x")?, self.sizes());
         let m = rows_of(OP, &x, k)?;
         same_place(OP, &x, self.layer.place(), "the weight lies")?;
-        let mut y = Output::new(OP, Some(out), &x, x.shape().with_last(n), x.dtype())?;
+        let mut y = Output::new(OP, Some(out), &x, x.shape().with_last(n)?, x.dtype())?;
         let begun = std::time::Instant::now();
         match &self.layer {
             Layer::Cpu(linear) => {

@@ -209,7 +209,7 @@ pub fn _paddle_llm_int8_linear<'py>(
         return Err(wrong_type(OP, "a weight of int8", weight.dtype()).into());
     }
     let (scales, bias) = (scale.to_f32(OP)?, bias_of(OP, bias, n)?);
-    let mut y = Output::like(&x, x.shape().with_last(n), x.dtype())?;
+    let mut y = Output::like(&x, x.shape().with_last(n)?, x.dtype())?;
     if let Place::Cuda(index) = x.place() {
         let queue = device::queue(py, index, x.stream())?;
         let (codes, x_view, to) = (weight.to_bytes()?, x.float_view(OP)?, y.float_view_mut()?);

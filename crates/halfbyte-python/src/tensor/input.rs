@@ -137,7 +137,8 @@ impl<'py> Input<'py> {
         // stay as long as the object.
         let at = |pointer: *mut i64, i: usize| unsafe { *pointer.add(i) };
         for (i, size) in sizes[..dimensions].iter_mut().enumerate() {
-            *size = usize::try_from(at(tensor.shape, i)).unwrap_or(0);
+            let given = at(tensor.shape, i);
+            *size = usize::try_from(given).or_else(|_| invalid(what, "sizes of 0 or more", given))?;
         }
         let shape = Shape::new(&sizes[..dimensions])?;
         if !tensor.strides.is_null() && !is_dense(&shape, |i| at(tensor.strides, i)) {
@@ -154,14 +155,21 @@ impl<'py> Input<'py> {
     fn of_interface(object: &Bound<'py, PyAny>, what: &str, interface: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let item = |name: &str| interface.get_item(name);
         let (address, read_only): (usize, bool) = item("data")?.extract()?;
-        let (sizes, text): (Vec<usize>, String) = (item("shape")?.extract()?, item("typestr")?.extract()?);
+        let (signed, text): (Vec<i64>, String) = (item("shape")?.extract()?, item("typestr")?.extract()?);
+        let size = |&size: &i64| usize::try_from(size).or_else(|_| invalid(what, "sizes of 0 or more", size));
+        let sizes = signed.iter().map(size).collect::<PyResult<Vec<usize>>>()?;
         let Some(dtype) = of_typestr(&text) else {
             return Err(PyTypeError::new_err(format!(
                 "{what}: expected numbers in the machine's byte order, got {text}"
             )));
         };
         let shape = Shape::new(&sizes)?;
-        if let Ok(strides) = item("strides")?.extract::<Vec<i64>>() {
+        // They may be left out, and are None where elements lie row by row.
+        let strides = interface.call_method1("get", ("strides",))?.extract::<Option<Vec<i64>>>()?;
+        if let Some(strides) = strides {
+            if strides.len() != sizes.len() {
+                return invalid(what, format_args!("{} strides", sizes.len()), strides.len());
+            }
             let bytes = dtype.bytes() as i64;
             if !is_dense(&shape, |i| if strides[i] % bytes == 0 { strides[i] / bytes } else { -1 }) {
                 return Ok(None);
@@ -444,7 +452,7 @@ fn taken(capsule: &Bound<'_, PyAny>, name: &CStr, used: &'static CStr) -> Option
 fn of_typestr(text: &str) -> Option<DataType> {
     let (order, kind) = text.split_at_checked(1)?;
     let (kind, bytes) = kind.split_at_checked(1)?;
-    let bytes: u8 = bytes.parse().ok()?;
+    let bytes: u8 = bytes.parse().ok().filter(|&bytes| bytes > 0)?;
     let code = match kind {
         "i" => 0,
         "u" => 1,

@@ -29,6 +29,9 @@ use std::ops::Deref;
 /// Dimensions that a tensor has at most.
 const MOST_DIMENSIONS: usize = 8;
 
+/// Elements that a tensor has at most: of 16 bytes, as complex numbers have, they still lie within memory.
+const MOST_ELEMENTS: usize = isize::MAX as usize / 16;
+
 /// Where a tensor lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -55,22 +58,31 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Error: more dimensions than any tensor here has.
+    /// Error: more dimensions than any tensor here has, or more elements than memory has bytes (those of size 0 do not count: products of
+    /// some of the sizes are within memory, too).
     pub fn new(sizes: &[usize]) -> PyResult<Self> {
         if sizes.len() > MOST_DIMENSIONS {
             return crate::error::invalid("tensor", format_args!("at most {MOST_DIMENSIONS} dimensions"), sizes.len());
         }
         let mut shape = Self { sizes: [0; MOST_DIMENSIONS], len: sizes.len() };
         shape.sizes[..sizes.len()].copy_from_slice(sizes);
-        Ok(shape)
+        shape.checked()
     }
 
-    /// The same with another innermost size.
-    pub fn with_last(mut self, size: usize) -> Self {
+    fn checked(self) -> PyResult<Self> {
+        let product = self.iter().filter(|&&size| size > 0).try_fold(1usize, |all, &size| all.checked_mul(size));
+        match product.is_some_and(|product| product <= MOST_ELEMENTS) {
+            true => Ok(self),
+            false => crate::error::invalid("tensor", "a shape that fits memory", self),
+        }
+    }
+
+    /// The same with another innermost size. Error: as of [`Shape::new`].
+    pub fn with_last(mut self, size: usize) -> PyResult<Self> {
         if let Some(last) = self.len.checked_sub(1) {
             self.sizes[last] = size;
         }
-        self
+        self.checked()
     }
 
     /// Number of elements.

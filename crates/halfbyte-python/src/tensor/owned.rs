@@ -4,11 +4,12 @@ use super::dlpack::{CPU, CUDA, DataType, Device, DlTensor, Managed, ManagedVersi
 use super::{Place, Shape, type_of};
 use crate::device;
 use crate::error::{Failure, Result};
+use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 use halfbyte::Cuda;
 use halfbyte::cuda::driver::{Buffer, Event, Stream};
 use halfbyte::cuda::nn::FloatBuffer;
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyMemoryError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use pyo3::{IntoPyObjectExt, ffi};
@@ -51,7 +52,11 @@ impl Tensor {
     pub fn new(shape: Shape, dtype: DataType, queue: Option<Cuda>) -> Result<Self> {
         let bytes = shape.elements() * dtype.bytes();
         let (memory, place) = match &queue {
-            None => (Memory::Host(vec![Line::zeroed(); bytes.div_ceil(size_of::<Line>())]), Place::Cpu),
+            None => {
+                let lines = try_zeroed_vec(bytes.div_ceil(size_of::<Line>()));
+                let short = |()| PyMemoryError::new_err(format!("tensor: expected {bytes} bytes of memory, got less"));
+                (Memory::Host(lines.map_err(short)?), Place::Cpu)
+            }
             Some(queue) => {
                 let context = queue.gpu().context();
                 (Memory::Cuda(context.allocate(bytes)?), Place::Cuda(context.info().index))
