@@ -224,17 +224,23 @@ impl LinearInt8 {
         let (codes, byte) = given.codes(None)?;
         let (bias, activation) = (Bias::of(OP, bias, shape[0])?, activation_of(activation)?);
         let w = Int8Weight::new(typed(&codes, byte), shape, &given.scales, &given.zeros)?;
+        let (x, y) = (given.x, given.y);
         let layer = match place {
             Place::Cpu => {
-                let layer = halfbyte::LinearInt8::on(&*device::cpu(py)?, &w, given.x, given.y)?;
-                LinearLayer::Cpu(finished!(layer, bias, activation))
+                let cpu = device::cpu(py)?;
+                let pack = || -> halfbyte::Result<_> {
+                    Ok(finished!(halfbyte::LinearInt8::on(&*cpu, &w, x, y)?, bias, activation))
+                };
+                LinearLayer::Cpu(device::compute(py, pack)?)
             }
             Place::Cuda(index) => {
                 let queue = device::own_queue(py, index)?;
-                let layer = halfbyte::LinearInt8::on(&queue, &w, given.x, given.y)?;
-                let layer = finished!(layer, bias, activation);
-                queue.synchronize()?;
-                LinearLayer::Cuda(index, layer)
+                let pack = || -> halfbyte::Result<_> {
+                    let layer = finished!(halfbyte::LinearInt8::on(&queue, &w, x, y)?, bias, activation);
+                    queue.synchronize()?;
+                    Ok(layer)
+                };
+                LinearLayer::Cuda(index, device::compute(py, pack)?)
             }
         };
         let y_type = type_of_y(given.y, y_dtype.unwrap_or("float32"))?;
@@ -356,17 +362,25 @@ impl Conv2dInt8 {
         let (codes, byte) = given.codes(Some(&geometry))?;
         let bias = Bias::of(OP, bias, geometry.co)?;
         let w = Int8Weight::new(typed(&codes, byte), given.shape, &given.scales, &given.zeros)?;
+        let (x, y) = (given.x, given.y);
         let layer = match place {
             Place::Cpu => {
-                let layer = halfbyte::Conv2dInt8::on(&*device::cpu(py)?, &w, geometry, given.x, given.y)?;
-                ConvLayer::Cpu(finished!(layer, bias, activation).with_layouts(layout, layout))
+                let cpu = device::cpu(py)?;
+                let pack = || -> halfbyte::Result<_> {
+                    let layer = halfbyte::Conv2dInt8::on(&*cpu, &w, geometry, x, y)?;
+                    Ok(finished!(layer, bias, activation).with_layouts(layout, layout))
+                };
+                ConvLayer::Cpu(device::compute(py, pack)?)
             }
             Place::Cuda(index) => {
                 let queue = device::own_queue(py, index)?;
-                let layer = halfbyte::Conv2dInt8::on(&queue, &w, geometry, given.x, given.y)?;
-                let layer = finished!(layer, bias, activation).with_layouts(layout, layout);
-                queue.synchronize()?;
-                ConvLayer::Cuda(index, layer)
+                let pack = || -> halfbyte::Result<_> {
+                    let layer = halfbyte::Conv2dInt8::on(&queue, &w, geometry, x, y)?;
+                    let layer = finished!(layer, bias, activation).with_layouts(layout, layout);
+                    queue.synchronize()?;
+                    Ok(layer)
+                };
+                ConvLayer::Cuda(index, device::compute(py, pack)?)
             }
         };
         let y_type = type_of_y(given.y, y_dtype.unwrap_or("float32"))?;

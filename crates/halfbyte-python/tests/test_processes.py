@@ -75,6 +75,22 @@ def test_the_number_of_threads() -> None:
         halfbyte.set_num_threads(before)
 
 
+def _make_every_layer() -> None:
+    codes = np.ones((300, 300), np.int8)
+    assert halfbyte.LinearInt8(codes, 0.5, x_scale=0.5)(np.ones((2, 300), np.uint8)).shape == (2, 300)
+    layer = halfbyte.Conv2dInt8(np.ones((64, 64, 3, 3), np.int8), 0.5, x_scale=0.5)
+    assert layer(np.ones((1, 64, 4, 4), np.uint8)).shape == (1, 64, 2, 2)
+    for format in (None, "w4a16-g32"):
+        assert halfbyte.Linear(random((300, 320), 1), format=format).dequantize().shape == (300, 320)
+        layer2d = halfbyte.Conv2d(random((64, 64, 3, 3), 1), format=format)
+        assert layer2d(random((1, 64, 4, 4), 2)).shape == (1, 64, 2, 2)
+    x = random((400, 64), 3)
+    for method in ("gptq", "awq"):
+        assert halfbyte.quantize(random((64, 64), 1), "w4a16-g32", method=method, inputs=x).shape == (64, 64)
+    tensors = {"weight": random((300, 320), 1)}
+    assert halfbyte.linear_from_tensors(tensors).out_features == 300
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_a_forked_process_has_threads_of_its_own() -> None:
@@ -89,6 +105,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
             assert np.array_equal(layer(x), expected)
             quantised = halfbyte.quantize(random((512, 512), 6), "w4a16-g64")
             assert np.array_equal(halfbyte.Linear(quantised)(x), expected)
+            _make_every_layer()
             assert "".join(model.generate("def ", max_tokens=3, ignore_end=True))
             with pytest.raises(RuntimeError, match="forked"):
                 next(writing)
