@@ -16,7 +16,13 @@
  * dimensions, of f16, bf16, f32, or i8, u8, i32 where a function says so, in memory of the host or of CUDA. Tensors are borrowed for the
  * call; those in memory of a GPU until the work in its stream is done. A tensor that is written shares no memory with one that is read.
  *
- * No function throws, unwinds or ends the program, whatever it is given within these rules.
+ * Processes. A process that was forked from one that has called the library calls nothing of it before exec, freeing included: its
+ * threads are not there, and a call may wait for them without end.
+ *
+ * Files that are open are mapped into memory: truncating one meanwhile ends the program (SIGBUS). Replace files by renaming.
+ *
+ * No function throws, unwinds or ends the program, whatever it is given within these rules, but for memory that is short: large buffers
+ * answer HALFBYTE_STATUS_OUT_OF_MEMORY, for small ones the program ends.
  */
 
 #ifndef HALFBYTE_H
@@ -206,7 +212,7 @@ typedef struct {
   size_t top_k;
   // Same seed, same text.
   uint64_t seed;
-  // Texts that end the text, and are not shown; null if there are none.
+  // Texts that end the text, and are not shown, of 1 to 1024 bytes each; null if there are none.
   const char *const *stop;
   // How many.
   size_t stop_count;

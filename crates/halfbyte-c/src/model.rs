@@ -100,7 +100,7 @@ pub struct halfbyte_generation_options {
     pub top_k: usize,
     /// Same seed, same text.
     pub seed: u64,
-    /// Texts that end the text, and are not shown; null if there are none.
+    /// Texts that end the text, and are not shown, of 1 to 1024 bytes each; null if there are none.
     pub stop: *const *const c_char,
     /// How many.
     pub stop_count: usize,

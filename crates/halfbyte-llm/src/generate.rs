@@ -73,8 +73,8 @@ impl Session<'_> {
     /// Continues a prompt; `show` is handed each new piece of text and may stop the writing.
     ///
     /// Pieces are whole characters; a piece that may be the beginning of a stop string waits. Errors: an empty prompt,
-    /// a prompt longer than the context, token ids beyond the vocabulary, sampling options or logits that
-    /// [`Sampler`] refuses.
+    /// a prompt longer than the context, token ids beyond the vocabulary, stop strings of no bytes or more than 1024, sampling
+    /// options or logits that [`Sampler`] refuses.
     pub fn generate(
         &mut self,
         tokenizer: &Tokenizer,
@@ -96,6 +96,7 @@ impl Session<'_> {
         logprobs: Option<usize>,
         show: &mut dyn FnMut(Piece<'_>) -> ControlFlow<()>,
     ) -> Result<Generated> {
+        StopFilter::check(request.stop)?;
         let mut sampler = Sampler::new(request.sampling)?;
         let mut decoder = tokenizer.stream();
         let mut filter = StopFilter::new(request.stop);

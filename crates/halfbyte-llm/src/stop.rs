@@ -1,5 +1,11 @@
 //! Stop strings in a stream of text.
 
+use crate::error::{Error, Result};
+use std::ops::RangeInclusive;
+
+/// Bytes of a stop string: one of none says nothing, and text is held back as long as one may come.
+const STOP_BYTES: RangeInclusive<usize> = 1..=1024;
+
 /// Lets text pass until a stop string comes, and holds back what may be the beginning of one.
 #[derive(Clone, Debug)]
 pub struct StopFilter<'a> {
@@ -17,6 +23,17 @@ pub struct Passed {
 }
 
 impl<'a> StopFilter<'a> {
+    /// Error: a stop string of no bytes, or of more than 1024.
+    pub fn check(stops: &[String]) -> Result<()> {
+        match stops.iter().find(|text| !STOP_BYTES.contains(&text.len())) {
+            Some(text) => {
+                let expected = format!("texts of {} to {} bytes", STOP_BYTES.start(), STOP_BYTES.end());
+                Err(Error::invalid("stop", expected, format!("one of {}", text.len())))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Empty stop strings are none.
     pub fn new(stops: &'a [String]) -> Self {
         Self { stops, held: String::new() }
@@ -60,6 +77,17 @@ mod tests {
             }
         }
         panic!("the stop string was missed");
+    }
+
+    #[test]
+    fn stop_strings_have_1_to_1024_bytes() {
+        let check = |texts: &[&str]| StopFilter::check(&texts.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let long = "é".repeat(512);
+        assert!(check(&[]).is_ok() && check(&["x", &long]).is_ok());
+        for (refused, len) in [("", 0), (&*(long + "x"), 1025)] {
+            let error = check(&["x", refused]).unwrap_err().to_string();
+            assert_eq!(error, format!("stop: expected texts of 1 to 1024 bytes, got one of {len}"));
+        }
     }
 
     #[test]

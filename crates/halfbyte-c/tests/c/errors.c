@@ -142,6 +142,7 @@ static void weights_and_layers(halfbyte_device *device) {
   DLTensor wt = tensor(w, kDLFloat, 32, 2, w_shape), bt = tensor(bias, kDLFloat, 32, 1, bias_shape), t;
   halfbyte_weight *weight = NULL, *none = (halfbyte_weight *)w;
   halfbyte_linear *linear = NULL, *no_linear = (halfbyte_linear *)w;
+  int64_t high[] = {INT64_C(1) << 40, 0}, wide[] = {0, INT64_C(1) << 40};
   void *told = NULL;
   pthread_t thread;
 
@@ -158,6 +159,15 @@ static void weights_and_layers(halfbyte_device *device) {
   FAILS(halfbyte_weight_rtn(&wt, "w4a16", 0, &none), BAD_INPUT, "row 1, column 5");
   w[37] = 0.5f;
   INVALID(halfbyte_weight_dense(NULL, &none), "w: expected a pointer");
+  t = wt;
+  t.shape = high;
+  INVALID(halfbyte_weight_rtn(&t, "w4a16", 0, &none), "rows or columns of a weight without elements");
+  t.shape = wide;
+  INVALID(halfbyte_weight_rtn(&t, "w8a8-g2", 0, &none), "rows or columns of a weight without elements");
+  OK(halfbyte_weight_dense(&t, &none));
+  INVALID(halfbyte_linear_create(device, none, NULL, 0, &no_linear), "rows or columns of a weight without elements");
+  halfbyte_weight_free(none);
+  none = NULL;
   INVALID(halfbyte_weight_load(NULL, "a", HALFBYTE_ACT_A16, &none), "checkpoint: expected a pointer");
   HOLDS(none == NULL && halfbyte_weight_n(NULL) == 0 && halfbyte_weight_k(NULL) == 0 && halfbyte_weight_format(NULL) == NULL);
 
@@ -278,7 +288,9 @@ static void bytes(halfbyte_device *device) {
   DLTensor bt = tensor(int_bias, kDLInt, 32, 1, two), fbt = tensor(float_bias, kDLFloat, 32, 1, two);
   DLTensor it = tensor(in, kDLUInt, 8, 2, row), ot = tensor(out, kDLUInt, 8, 2, row), ft = tensor(floats, kDLFloat, 32, 2, row);
   DLTensor kt = tensor(kernel, kDLInt, 8, 4, k_shape), imt = tensor(in, kDLUInt, 8, 4, image), pt = tensor(floats, kDLFloat, 32, 4, pixel);
+  int64_t high[] = {INT64_C(1) << 40, 0};
   halfbyte_affine to = {0, 2.0f, 3};
+  DLTensor t;
   halfbyte_int8_layer layer = {0}, bad;
   halfbyte_linear_int8 *linear = NULL, *to_floats = NULL, *none = (halfbyte_linear_int8 *)w;
   halfbyte_conv2d_int8 *conv = NULL;
@@ -295,6 +307,9 @@ static void bytes(halfbyte_device *device) {
     change;                                                         \
     INVALID(halfbyte_linear_int8_create(device, &bad, &none), words); \
   } while (0)
+  t = ct;
+  t.shape = high;
+  BAD(bad.codes = &t, "rows or columns of a weight without elements");
   INVALID(halfbyte_linear_int8_create(device, NULL, &none), "layer: expected a pointer");
   HOLDS(none == NULL);
   BAD(bad.codes = NULL, "codes: expected a pointer");
@@ -354,7 +369,8 @@ static int32_t stop_at_once(void *calls, int64_t token, const char *text, size_t
 
 static void files(halfbyte_device *device, const char *path) {
   const char *layer = "model.layers.0.mlp.down_proj";
-  const char *stop[] = {"\n"}, *no_text[] = {NULL};
+  static char text[1026];
+  const char *stop[] = {"\n"}, *no_text[] = {NULL}, *empty[] = {""}, *long_text[] = {text};
   halfbyte_checkpoint *checkpoint = NULL, *none = (halfbyte_checkpoint *)w;
   halfbyte_model *model = NULL, *no_model = (halfbyte_model *)w;
   halfbyte_linear *linear = NULL;
@@ -414,6 +430,11 @@ static void files(halfbyte_device *device, const char *path) {
   INVALID(halfbyte_model_generate(model, "def ", &options, NULL, NULL, NULL), "stop: expected 1 texts, got null");
   options.stop = no_text;
   INVALID(halfbyte_model_generate(model, "def ", &options, NULL, NULL, NULL), "stop: expected a pointer");
+  options.stop = empty;
+  INVALID(halfbyte_model_generate(model, "def ", &options, NULL, NULL, NULL), "stop: expected texts of 1 to 1024 bytes, got one of 0");
+  memset(text, 'x', 1025);
+  options.stop = long_text;
+  INVALID(halfbyte_model_generate(model, "def ", &options, NULL, NULL, NULL), "texts of 1 to 1024 bytes, got one of 1025");
   options.stop = stop;
   options.max_tokens = 40;
   OK(halfbyte_model_generate(model, "def main", &options, NULL, NULL, &result));
