@@ -3,18 +3,20 @@
 use crate::checkpoint::act_of;
 use crate::device;
 use crate::error::{Failure, Result, invalid};
-use crate::number;
+use crate::number::{self, Ids};
 use crate::tensor::{DataType, Place, numpy_array};
 use halfbyte::kernel::KvType;
 use halfbyte::quantize::Rtn;
 use halfbyte::{Act, Cpu, Float, Format};
 use halfbyte_checkpoint::Weights;
+use halfbyte_llm::stop::StopFilter;
 use halfbyte_llm::{
     Config, Device, Finish, LoadOptions, Model as Loaded, Request, Sampling, Session, Tokenizer, device::Gpu,
 };
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError};
 use pyo3::prelude::*;
-use std::ops::{ControlFlow, RangeInclusive};
+use pyo3::types::PyString;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -23,9 +25,6 @@ use std::time::Duration;
 
 /// Pieces of text that may wait for whoever reads them.
 const PIECES_AHEAD: usize = 16;
-
-/// Bytes of a text that ends another.
-const STOP_BYTES: RangeInclusive<usize> = 1..=1024;
 
 /// A language model: its weights on a device, its tokenizer.
 #[pyclass(frozen, module = "halfbyte")]
@@ -64,17 +63,37 @@ impl<'py> FromPyObject<'_, 'py> for Prompt {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        number::either(value.py(), value.extract().map(Self::Text), || value.extract().map(Self::Tokens))
+        match value.is_instance_of::<PyString>() {
+            true => value.extract().map(Self::Text),
+            false => value.extract::<Ids>().map(|Ids(ids)| Self::Tokens(ids)),
+        }
     }
 }
 
-/// Where a text ends.
-#[derive(FromPyObject)]
-pub enum Stop {
-    /// At this.
-    One(String),
-    /// At the first of these.
-    Any(Vec<String>),
+/// Texts at the first of which a text ends.
+pub struct Stop(Vec<String>);
+
+impl<'py> FromPyObject<'_, 'py> for Stop {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if value.is_instance_of::<PyString>() {
+            return Ok(Self(vec![value.extract()?]));
+        }
+        let refuse = |of: &Bound<'py, PyAny>| {
+            let got = of.get_type().name().map_or_else(|_| "another type".to_owned(), |name| name.to_string());
+            PyTypeError::new_err(format!("stop: expected a text, or several, got {got}"))
+        };
+        let mut texts = Vec::new();
+        for text in value.try_iter().map_err(|_| refuse(&value))? {
+            let text = text?;
+            if !text.is_instance_of::<PyString>() {
+                return Err(refuse(&text));
+            }
+            texts.push(text.extract()?);
+        }
+        Ok(Self(texts))
+    }
 }
 
 /// Loads a language model: a folder in Hugging Face's form or a GGUF file. format: what dense layers of the blocks are rounded to;
@@ -187,15 +206,8 @@ impl Model {
             let (limit, got) = (config.spec.max_context, ids.len());
             return Err(halfbyte_llm::Error::ContextFull { limit, got }.into());
         }
-        let stop = match stop {
-            None => Vec::new(),
-            Some(Stop::One(text)) => vec![text],
-            Some(Stop::Any(texts)) => texts,
-        };
-        if let Some(text) = stop.iter().find(|text| !STOP_BYTES.contains(&text.len())) {
-            let expected = format!("texts of {} to {} bytes", STOP_BYTES.start(), STOP_BYTES.end());
-            return Ok(invalid("stop", expected, format_args!("one of {}", text.len()))?);
-        }
+        let stop = stop.map_or_else(Vec::new, |Stop(texts)| texts);
+        StopFilter::check(&stop)?;
         let (send, pieces) = sync_channel(PIECES_AHEAD);
         let cancel = Arc::new(AtomicBool::new(false));
         let work = Work {
@@ -235,9 +247,14 @@ impl Model {
         self.ids(Prompt::Text(text.to_owned()))
     }
 
-    /// Text of tokens.
-    fn decode(&self, #[pyo3(from_py_with = number::tokens)] tokens: Vec<u32>) -> Result<String> {
-        Ok(self.inner.tokenizer.decode(&tokens)?)
+    /// Text of tokens. *Error:* ValueError: a token beyond the vocabulary.
+    fn decode(&self, py: Python<'_>, #[pyo3(from_py_with = number::tokens)] tokens: Ids) -> Result<String> {
+        let Ids(tokens) = tokens;
+        let vocab = self.inner.model.config().spec.vocab;
+        if let Some(&id) = tokens.iter().find(|&&id| id as usize >= vocab) {
+            return Err(halfbyte_llm::Error::UnknownToken { id, vocab }.into());
+        }
+        Ok(py.detach(|| self.inner.tokenizer.decode(&tokens))?)
     }
 
     /// Where it lies.

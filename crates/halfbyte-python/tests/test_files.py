@@ -152,7 +152,7 @@ def test_text_ends_where_it_should(quantized: Path) -> None:
         with pytest.raises(ValueError, match="stop: expected texts of 1 to 1024 bytes, got one of"):
             model.generate(PROMPT, stop=stop)
     assert list(model.generate(PROMPT, max_tokens=2, stop=["x" * 1024])) and list(model.generate(PROMPT, max_tokens=2, stop=[]))
-    with pytest.raises(ValueError, match="^prompt: expected numbers from 0 on, in 32 bits, got"):
+    with pytest.raises(ValueError, match="^prompt: expected text of whole characters, or numbers from 0 on, in 32 bits, got"):
         model.generate([1, -1])
     with pytest.raises(ValueError, match="^tokens: expected"):
         model.decode([-1])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random
+from conftest import STDLIB, random
 
 import halfbyte
 
@@ -68,3 +68,51 @@ def test_descriptions_that_say_nonsense() -> None:
     for typestr in ("<i0", "<f0", "<f999", ">f4", "<q4", "f", ""):
         with pytest.raises(TypeError):
             LAYER(Described(typestr=typestr))
+
+
+@pytest.mark.parametrize("ids", [b"12", bytearray(b"12"), memoryview(b"12"), [True, False], (1, True)])
+def test_bytes_and_truth_values_are_no_ids(ids: Any) -> None:
+    model = halfbyte.load(STDLIB)
+    q = halfbyte.quantize(W, "w4a16-g32")
+    for call, option in (
+        (lambda: model.generate(ids), "prompt"),
+        (lambda: model.logits(ids), "prompt"),
+        (lambda: model.decode(ids), "tokens"),
+        (lambda: halfbyte.QuantizedTensor("w4a16-g32", q.codes(), q.scales(), None, ids), "group_index"),
+    ):
+        with pytest.raises(TypeError, match=f"^{option}: expected .*numbers from 0 on, in 32 bits, got"):
+            call()
+
+
+def test_bytes_are_no_sizes_and_no_scales() -> None:
+    kernel = random((4, 4, 3, 3), 1)
+    for option in ("stride", "padding", "dilation"):
+        with pytest.raises(TypeError, match=f"^{option}: expected one number .*, got bytes"):
+            halfbyte.Conv2d(kernel, **{option: b"\x01\x01"})
+    codes = np.ones((2, 4), np.int8)
+    with pytest.raises(TypeError, match="^weight_scale: expected a scale"):
+        halfbyte.LinearInt8(codes, b"\x01\x01", x_scale=0.1)
+    with pytest.raises(TypeError, match="^weight_zero: expected a zero point of 32 bits, got bytes"):
+        halfbyte.LinearInt8(codes, 0.1, x_scale=0.1, weight_zero=b"\x01\x01")
+
+
+def test_texts() -> None:
+    model = halfbyte.load(STDLIB)
+    for wrong in (5, ["a", 5], b"a", [b"a"]):
+        with pytest.raises(TypeError, match="^stop: expected a text, or several, got (int|bytes)"):
+            model.generate("def ", stop=wrong)
+    with pytest.raises(ValueError, match="prompt: expected text of whole characters"):
+        model.generate("\udc80")
+    for wrong in ("", "x" * 1025):
+        with pytest.raises(ValueError, match=f"stop: expected texts of 1 to 1024 bytes, got one of {len(wrong)}"):
+            model.generate("def ", stop=["a", wrong])
+    assert model.generate("def ", stop=("a", "b")).finish_reason is None
+
+
+def test_unknown_tokens_are_not_decoded() -> None:
+    model = halfbyte.load(STDLIB)
+    ids = model.encode("def f(x):")
+    assert model.decode(ids) == "def f(x):"
+    for id in (model.vocab, 2**32 - 1):
+        with pytest.raises(ValueError, match=str(id)):
+            model.decode([*ids, id])
