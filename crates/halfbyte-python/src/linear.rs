@@ -5,7 +5,7 @@ use crate::error::{Failure, Result, invalid};
 use crate::number;
 use crate::quantize::{QuantizedTensor, Rounding, matrix};
 use crate::tensor::{
-    DataType, Input, Output, Place, Shape, Tensor, float_of, numpy_array, rows_of, same_place, wrong_type,
+    DataType, Input, Output, Place, Shape, Tensor, copied, float_of, numpy_array, rows_of, same_place, wrong_type,
 };
 use halfbyte::cpu::matmul::Packed;
 use halfbyte::cuda::matmul::dequantize;
@@ -54,6 +54,13 @@ pub enum Input32 {
 impl Input32 {
     /// A copy of a tensor's floats in memory of the host.
     pub fn of(tensor: &Input<'_>, what: &str) -> PyResult<Self> {
+        if tensor.place() == Place::Cpu {
+            return Ok(match tensor.floats(what)? {
+                Floats::F16(v) => Self::F16(copied(v)?),
+                Floats::BF16(v) => Self::BF16(copied(v)?),
+                Floats::F32(v) => Self::F32(copied(v)?),
+            });
+        }
         let float = tensor.float(what)?;
         let bytes = tensor.to_bytes()?;
         Ok(match float {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,12 @@ def test_descriptions_that_say_nonsense() -> None:
             LAYER(Described(typestr=typestr))
 
 
+def test_types_are_named() -> None:
+    for x, name in ((np.ones((2, 64), object), "object"), (X.astype(">f4"), ">f4"), (np.full((2, 64), "a"), "<U1")):
+        with pytest.raises(TypeError, match=f"got {name}"):
+            LAYER(x)
+
+
 @pytest.mark.parametrize("ids", [b"12", bytearray(b"12"), memoryview(b"12"), [True, False], (1, True)])
 def test_bytes_and_truth_values_are_no_ids(ids: Any) -> None:
     model = halfbyte.load(STDLIB)
@@ -116,3 +124,25 @@ def test_unknown_tokens_are_not_decoded() -> None:
     for id in (model.vocab, 2**32 - 1):
         with pytest.raises(ValueError, match=str(id)):
             model.decode([*ids, id])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
+def test_memory_that_is_short_is_a_memory_error() -> None:
+    program = (
+        "import halfbyte, numpy as np, resource\n"
+        "w = np.zeros((4096, 4096), np.float32)\n"
+        "halfbyte.Linear(w[:64], format='w4a16')\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), -1))\n"
+        "def refused(call):\n"
+        "    try: call()\n"
+        "    except MemoryError: return\n"
+        "    raise AssertionError('there is memory')\n"
+        "refused(lambda: halfbyte.Linear(w))\n"
+        "refused(lambda: halfbyte.quantize(w, 'w8a16'))\n"
+        "refused(lambda: halfbyte.Hessian(4096))\n"
+        "refused(lambda: halfbyte.LinearInt8(w.view(np.int8)[:, :4096], 0.1, x_scale=0.1))\n"
+        "print('done')\n"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert out.stdout.strip() == "done", out.stderr

@@ -3,10 +3,11 @@
 use super::dlpack::{
     self, CPU, CUDA, CUDA_HOST, DataType, DlTensor, ExchangeApi, Held, Managed, ManagedVersioned, READ_ONLY, VERSION,
 };
+use super::elements::{copied, downloaded, host_slice, widened};
 use super::exchange::Kind;
 use super::{Place, Shape, exchange, float_of, wrong_type};
 use crate::device;
-use crate::error::invalid;
+use crate::error::{Failure, invalid};
 use bytemuck::Pod;
 use half::{bf16, f16};
 use halfbyte::cuda::driver::{FloatView, View};
@@ -83,6 +84,7 @@ impl<'py> Input<'py> {
         let py = object.py();
         if let Some(api) = api {
             refuse_gradient(object, what)?;
+            refuse_negatives(object, what)?;
             let (tensor, flags, held) = exchange::tensor_of(api, object)?;
             let stream = match tensor.device.kind {
                 CUDA if asks_stream => exchange::current_stream(py, api, CUDA, tensor.device.index)?,
@@ -159,8 +161,10 @@ impl<'py> Input<'py> {
         let size = |&size: &i64| usize::try_from(size).or_else(|_| invalid(what, "sizes of 0 or more", size));
         let sizes = signed.iter().map(size).collect::<PyResult<Vec<usize>>>()?;
         let Some(dtype) = of_typestr(&text) else {
+            let got =
+                object.getattr_opt("dtype")?.map_or(Ok(text), |dtype| dtype.str().map(|name| name.to_string()))?;
             return Err(PyTypeError::new_err(format!(
-                "{what}: expected numbers in the machine's byte order, got {text}"
+                "{what}: expected numbers in the machine's byte order, got {got}"
             )));
         };
         let shape = Shape::new(&sizes)?;
@@ -286,7 +290,7 @@ impl<'py> Input<'py> {
 
     /// All floats widened, wherever they lie. Errors: no floats; no GPU.
     pub fn to_f32(&self, what: &str) -> PyResult<Vec<f32>> {
-        let Place::Cuda(index) = self.place else { return Ok(self.floats(what)?.to_f32()) };
+        let Place::Cuda(index) = self.place else { return widened(self.floats(what)?) };
         let queue = device::queue(self.object.py(), index, self.stream)?;
         let download = |view: FloatView<'_>| -> halfbyte::Result<Vec<f32>> {
             Ok(match view {
@@ -295,7 +299,7 @@ impl<'py> Input<'py> {
                 FloatView::BF16(view) => downloaded(&queue, view)?.into_iter().map(bf16::to_f32).collect(),
             })
         };
-        Ok(download(self.float_view(what)?).map_err(crate::error::Failure::from)?)
+        Ok(download(self.float_view(what)?).map_err(Failure::from)?)
     }
 
     /// The bytes of all elements, wherever they lie. Error: no GPU.
@@ -303,34 +307,15 @@ impl<'py> Input<'py> {
         let len = self.bytes_len();
         match self.place {
             // SAFETY: every element is bytes.
-            Place::Cpu => Ok(unsafe { host_slice::<u8>(self.address, len) }.to_vec()),
+            Place::Cpu => copied(unsafe { host_slice::<u8>(self.address, len) }),
             Place::Cuda(index) => {
                 let queue = device::queue(self.object.py(), index, self.stream)?;
                 // SAFETY: as of `view`.
                 let view = unsafe { View::<u8>::from_raw(self.address as u64, len) };
-                Ok(downloaded(&queue, view).map_err(crate::error::Failure::from)?)
+                Ok(downloaded(&queue, view).map_err(Failure::from)?)
             }
         }
     }
-}
-
-/// Elements of a tensor of the host.
-///
-/// # Safety
-/// They lie there, aligned, as long as the caller keeps the tensor. That nobody writes them meanwhile cannot be enforced: as in every
-/// tensor library, a program that writes a tensor in one thread and reads it in another gets what it asked for.
-pub(super) unsafe fn host_slice<'a, T: Pod>(address: usize, len: usize) -> &'a [T] {
-    if len == 0 {
-        return &[];
-    }
-    // SAFETY: as the caller says.
-    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), len) }
-}
-
-fn downloaded<T: Pod>(queue: &halfbyte::Cuda, view: View<'_, T>) -> halfbyte::Result<Vec<T>> {
-    let mut to = vec![T::zeroed(); view.len()];
-    queue.stream().download(view, &mut to)?;
-    Ok(to)
 }
 
 /// Whether elements lie row by row without gaps.
@@ -354,6 +339,16 @@ fn refuse_gradient(object: &Bound<'_, PyAny>, what: &str) -> PyResult<()> {
             "a tensor without gradient: halfbyte.torch.Linear computes gradients, x.detach() goes without",
             "one that requires a gradient",
         ),
+        _ => Ok(()),
+    }
+}
+
+/// ValueError: a view of torch's whose numbers are the negatives of what lies in memory, which DLPack does not say.
+fn refuse_negatives(object: &Bound<'_, PyAny>, what: &str) -> PyResult<()> {
+    match object.getattr_opt(intern!(object.py(), "is_neg"))? {
+        Some(is_neg) if is_neg.call0()?.is_truthy()? => {
+            invalid(what, "a tensor whose numbers lie in memory: x.resolve_neg() makes one", "one of their negatives")
+        }
         _ => Ok(()),
     }
 }

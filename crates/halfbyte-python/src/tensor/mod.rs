@@ -9,12 +9,14 @@
 //! out is made by the library that x is of. All calls of foreign functions are made in this folder.
 
 pub mod dlpack;
+mod elements;
 mod exchange;
 mod input;
 mod output;
 mod owned;
 
 pub use dlpack::DataType;
+pub use elements::copied;
 pub use input::Input;
 pub use output::{Output, numpy_array};
 pub use owned::Tensor;
