@@ -96,7 +96,7 @@ options! {
     bits: Option<u32>, "0 or more, in 32 bits";
     dilation: Pair, PAIR;
     group: Option<i64>, "-1 or a number above 0";
-    group_index: Option<Vec<u32>>, INDICES;
+    group_index: Option<Ids>, INDICES;
     groups: usize, COUNT;
     k: usize, COUNT;
     m: usize, COUNT;

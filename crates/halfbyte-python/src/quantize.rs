@@ -2,8 +2,8 @@
 
 use crate::device;
 use crate::error::{Result, invalid};
-use crate::number;
-use crate::tensor::{DataType, Input, numpy_array};
+use crate::number::{self, Ids};
+use crate::tensor::{DataType, Input, copied, float_of, numpy_array, wrong_type};
 use halfbyte::format::reference;
 use halfbyte::quantize::{self as library, Gptq, Rtn, SymmetricScale, awq_scales, gptq, rtn, rtn_clipped};
 use halfbyte::{Act, Floats, Format, QTensor, WeightFormat, Zeros};
@@ -50,31 +50,36 @@ impl QuantizedTensor {
         codes: &Bound<'_, PyAny>,
         scales: &Bound<'_, PyAny>,
         zeros: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = number::group_index)] group_index: Option<Vec<u32>>,
+        #[pyo3(from_py_with = number::group_index)] group_index: Option<Ids>,
     ) -> Result<Self> {
         const OP: &str = "QuantizedTensor";
         let Format { weight, act } = format.parse()?;
-        let codes = Input::of(codes, OP)?;
+        let codes = Input::of(codes, "codes")?;
         let [n, k] = matrix(OP, "codes", &codes)?;
-        let scales = Input::of(scales, OP)?.to_f32(OP)?;
-        let zeros = match zeros {
-            None => Zeros::Symmetric,
-            Some(zeros) => {
-                let zeros = Input::of(zeros, OP)?;
-                match zeros.dtype() {
-                    DataType::U8 => {
-                        Zeros::Integer(zeros.slice::<u8>(OP, DataType::U8)?.iter().map(|&z| z.into()).collect())
-                    }
-                    DataType::I32 => {
-                        let zeros = zeros.slice::<i32>(OP, DataType::I32)?.iter();
-                        let zeros = zeros.map(|&z| u16::try_from(z).unwrap_or(u16::MAX));
-                        Zeros::Integer(zeros.collect())
-                    }
-                    _ => Zeros::Float(zeros.to_f32(OP)?),
-                }
+        let scales = Input::of(scales, "scales")?;
+        // An index may name more groups than columns fill; then the library counts them.
+        let groups = match **scales.shape() {
+            [_, groups] if group_index.is_some() => groups,
+            _ => weight.group.count(k),
+        };
+        let in_groups = |what: &str, numbers: &Input<'_>| match **numbers.shape() == [n, groups] {
+            true => Ok(()),
+            false => {
+                invalid(OP, format_args!("{what} of shape ({n}, {groups})"), format_args!("shape {}", numbers.shape()))
             }
         };
-        let codes = codes.slice::<u8>(OP, DataType::U8)?.to_vec();
+        in_groups("scales", &scales)?;
+        let zeros = match zeros.filter(|zeros| !zeros.is_none()) {
+            None => Zeros::Symmetric,
+            Some(zeros) => {
+                let zeros = Input::of(zeros, "zeros")?;
+                in_groups("zeros", &zeros)?;
+                zeros_of(OP, &zeros, weight.max_code() + 1)?
+            }
+        };
+        let scales = scales.to_f32("scales")?;
+        let codes = copied(codes.slice::<u8>("codes", DataType::U8)?)?;
+        let group_index = group_index.map(|Ids(index)| index);
         Ok(Self::new(QTensor::new(weight, [n, k], codes, scales, zeros, group_index)?, act))
     }
 
@@ -149,6 +154,25 @@ impl QuantizedTensor {
 
     fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
         slf
+    }
+}
+
+/// Zero points up to `most`, of whichever integers, or offsets.
+fn zeros_of(op: &str, zeros: &Input<'_>, most: u32) -> PyResult<Zeros> {
+    fn points<T: Copy + Into<i64>>(op: &str, zeros: &[T], most: u32) -> PyResult<Zeros> {
+        let point = |&zero: &T| match zero.into() {
+            zero if (0..=i64::from(most)).contains(&zero) => Ok(zero as u16),
+            other => invalid(op, format_args!("zero points from 0 to {most}"), other),
+        };
+        zeros.iter().map(point).collect::<PyResult<_>>().map(Zeros::Integer)
+    }
+    match zeros.dtype() {
+        dtype @ DataType::U8 => points(op, zeros.slice::<u8>(op, dtype)?, most),
+        dtype @ DataType::I8 => points(op, zeros.slice::<i8>(op, dtype)?, most),
+        dtype @ DataType::I32 => points(op, zeros.slice::<i32>(op, dtype)?, most),
+        dtype @ DataType::I64 => points(op, zeros.slice::<i64>(op, dtype)?, most),
+        dtype if float_of(dtype).is_some() => zeros.to_f32(op).map(Zeros::Float),
+        other => Err(wrong_type(op, "zeros of uint8, int8, int32, int64, float16, bfloat16 or float32", other)),
     }
 }
 

@@ -126,6 +126,29 @@ def test_unknown_tokens_are_not_decoded() -> None:
             model.decode([*ids, id])
 
 
+def test_parts_of_a_tensor_have_their_shapes() -> None:
+    q = halfbyte.quantize(W, "w4a16-g32-asym")
+    codes, scales, zeros = q.codes(), q.scales(), q.zeros()
+
+    def made(scales: Any, zeros: Any) -> Any:
+        return halfbyte.QuantizedTensor("w4a16-g32-asym", codes, scales, zeros)
+
+    for dtype in (np.uint8, np.int8, np.int32, np.int64):
+        assert np.array_equal(made(scales, zeros.astype(dtype)).dequantize(), q.dequantize())
+    for wrong in (scales.T, scales.reshape(-1), scales[:, :1], scales[None]):
+        with pytest.raises(ValueError, match=r"QuantizedTensor: expected scales of shape \(48, 2\), got shape"):
+            made(np.ascontiguousarray(wrong), zeros)
+    with pytest.raises(ValueError, match=r"QuantizedTensor: expected zeros of shape \(48, 2\), got shape \(2, 48\)"):
+        made(scales, np.ascontiguousarray(zeros.T))
+    for value in (-1, 17, 70000):
+        with pytest.raises(ValueError, match=f"zero points from 0 to 16, got {value}"):
+            made(scales, np.full_like(zeros, value))
+    with pytest.raises(TypeError, match="got uint32"):
+        made(scales, zeros.astype(np.uint32))
+    with pytest.raises(ValueError, match=r"scales of shape \(48, 2\)"):
+        halfbyte.QuantizedTensor("w4a16-g32", codes, np.ascontiguousarray(halfbyte.quantize(W, "w4a16-g32").scales().T))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
 def test_memory_that_is_short_is_a_memory_error() -> None:
     program = (
