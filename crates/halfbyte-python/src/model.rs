@@ -429,6 +429,8 @@ impl Generation {
             let text = "generate: expected the process that began the text, got one that was forked from it";
             return Err(PyRuntimeError::new_err(text).into());
         }
+        // Whoever reads on in C, as list() does, would else not hear of Ctrl-C as long as pieces come.
+        py.check_signals().inspect_err(|_| self.close(py))?;
         loop {
             match self.next(py)? {
                 None => return Err(PyStopIteration::new_err(()).into()),
