@@ -377,6 +377,11 @@ struct State {
 impl Drop for Generation {
     fn drop(&mut self) {
         self.cancel.store(true, Ordering::Relaxed);
+        // What a thread of another process held when this one was forked is never let go of.
+        if Python::try_attach(|py| self.is_forked(py)) == Some(true) {
+            let pieces = self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(pieces.take());
+        }
     }
 }
 
@@ -391,6 +396,11 @@ fn name_of(finish: Finish) -> &'static str {
 }
 
 impl Generation {
+    /// Whether another process began the text, from which this one was forked.
+    fn is_forked(&self, py: Python<'_>) -> bool {
+        self.generation != device::generation(py)
+    }
+
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -425,7 +435,7 @@ impl Generation {
     }
 
     fn __next__(&self, py: Python<'_>) -> Result<String> {
-        if self.generation != device::generation(py) {
+        if self.is_forked(py) {
             let text = "generate: expected the process that began the text, got one that was forked from it";
             return Err(PyRuntimeError::new_err(text).into());
         }
@@ -452,7 +462,9 @@ impl Generation {
     /// Ends the writing after the token at hand.
     fn close(&self, py: Python<'_>) {
         self.cancel.store(true, Ordering::Relaxed);
-        py.detach(|| *self.pieces.lock().unwrap_or_else(PoisonError::into_inner) = None);
+        if !self.is_forked(py) {
+            py.detach(|| *self.pieces.lock().unwrap_or_else(PoisonError::into_inner) = None);
+        }
         self.state().finish.get_or_insert("cancelled");
     }
 

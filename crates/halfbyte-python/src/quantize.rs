@@ -7,8 +7,10 @@ use crate::tensor::{DataType, Input, copied, float_of, numpy_array, wrong_type};
 use halfbyte::format::reference;
 use halfbyte::quantize::{self as library, Gptq, Rtn, SymmetricScale, awq_scales, gptq, rtn, rtn_clipped};
 use halfbyte::{Act, Floats, Format, QTensor, WeightFormat, Zeros};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A weight matrix as codes with scales and zero points.
 #[pyclass(frozen, module = "halfbyte")]
@@ -179,23 +181,29 @@ fn zeros_of(op: &str, zeros: &Input<'_>, most: u32) -> PyResult<Zeros> {
 /// What GPTQ and AWQ need to know of a layer's inputs: the sum of `xᵀx` over all of them, in float64.
 #[pyclass(frozen, module = "halfbyte")]
 #[derive(Debug)]
-pub struct Hessian(Mutex<library::Hessian>);
+pub struct Hessian {
+    inner: Mutex<library::Hessian>,
+    /// Of the process that used it last.
+    generation: AtomicU32,
+}
 
 #[pymethods]
 impl Hessian {
     /// Of no inputs yet, for a layer of k inputs.
     #[new]
-    fn new(#[pyo3(from_py_with = number::k)] k: usize) -> Result<Self> {
-        Ok(Self(Mutex::new(library::Hessian::new(k)?)))
+    fn new(py: Python<'_>, #[pyo3(from_py_with = number::k)] k: usize) -> Result<Self> {
+        let inner = Mutex::new(library::Hessian::new(k)?);
+        Ok(Self { inner, generation: device::generation(py).into() })
     }
 
     /// Adds inputs `[..., k]`.
     fn add(&self, py: Python<'_>, x: &Bound<'_, PyAny>) -> Result<()> {
         const OP: &str = "Hessian.add";
         let x = Input::of(x, OP)?;
+        self.claim(py)?;
         let (values, last) = (x.to_f32(OP)?, x.shape().last().copied());
         device::compute(py, || {
-            let mut hessian = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut hessian = self.lock();
             let k = hessian.k();
             if last != Some(k) {
                 let got = last.map_or_else(|| "a scalar".to_owned(), |last| format!("one of {last}"));
@@ -208,21 +216,41 @@ impl Hessian {
 
     /// Inputs of the layer.
     #[getter]
-    fn k(&self, py: Python<'_>) -> usize {
+    fn k(&self, py: Python<'_>) -> PyResult<usize> {
         self.read(py, library::Hessian::k)
     }
 
     /// Inputs that were added, in rows.
     #[getter]
-    fn rows(&self, py: Python<'_>) -> u64 {
+    fn rows(&self, py: Python<'_>) -> PyResult<u64> {
         self.read(py, library::Hessian::rows)
     }
 }
 
 impl Hessian {
     /// Who adds inputs meanwhile has no need of Python's lock to get on.
-    fn read<T: Send>(&self, py: Python<'_>, of: impl FnOnce(&library::Hessian) -> T + Send) -> T {
-        py.detach(|| of(&self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+    fn read<T: Send>(&self, py: Python<'_>, of: impl FnOnce(&library::Hessian) -> T + Send) -> PyResult<T> {
+        self.claim(py)?;
+        Ok(py.detach(|| of(&self.lock())))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, library::Hessian> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// RuntimeError: this process was forked while a thread of the other one was adding inputs, which nobody ends here.
+    fn claim(&self, py: Python<'_>) -> PyResult<()> {
+        let generation = device::generation(py);
+        if self.generation.load(Ordering::Relaxed) == generation {
+            return Ok(());
+        }
+        if matches!(self.inner.try_lock(), Err(TryLockError::WouldBlock)) {
+            let text =
+                "Hessian: expected one that no thread was adding to when this process was forked, got one in use";
+            return Err(PyRuntimeError::new_err(text));
+        }
+        self.generation.store(generation, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -275,9 +303,12 @@ pub fn quantize(
     let hessian = match (method, hessian, inputs) {
         ("rtn", None, None) => None,
         ("rtn", ..) => return Ok(invalid(OP, "hessian or inputs with gptq or awq", "them with rtn")?),
-        ("gptq" | "awq", Some(hessian), None) => Some(hessian.get()),
+        ("gptq" | "awq", Some(hessian), None) => {
+            hessian.get().claim(py)?;
+            Some(hessian.get())
+        }
         ("gptq" | "awq", None, Some(inputs)) => {
-            own = Hessian::new(shape[1])?;
+            own = Hessian::new(py, shape[1])?;
             own.add(py, inputs)?;
             Some(&own)
         }
@@ -301,7 +332,7 @@ pub fn quantize(
     let options = Gptq { damping, act_order, static_groups, symmetric: rtn_options.symmetric, search };
     let (tensor, input_scales) = device::compute(py, || -> halfbyte::Result<_> {
         let Some(hessian) = hessian else { return Ok((rtn(floats, shape, format, rtn_options)?, None)) };
-        let hessian = hessian.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let hessian = hessian.lock();
         match method {
             "gptq" => Ok((gptq(floats, shape, format, &hessian, options)?.weights, None)),
             _ => awq(floats, shape, format, &hessian, rtn_options.symmetric).map(|(q, scales)| (q, Some(scales))),

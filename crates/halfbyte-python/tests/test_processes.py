@@ -93,10 +93,48 @@ def _make_every_layer() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_what_threads_held_at_a_fork_is_not_waited_for() -> None:
+    model, hessian, x = halfbyte.load(STDLIB), halfbyte.Hessian(1024), random((4096, 1024), 8)
+    reading = [model.generate("def ", max_tokens=1000, ignore_end=True) for _ in range(4)]
+    threads = [threading.Thread(target=list, args=(text,)) for text in reading]
+    threads.append(threading.Thread(target=hessian.add, args=(x,)))
+    [thread.start() for thread in threads]
+    time.sleep(0.05)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for text in reading:
+                text.close()
+            del reading, text
+            try:
+                hessian.rows  # noqa: B018
+            except RuntimeError as error:
+                assert "forked" in str(error)
+            status = 0
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + 60
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            pytest.fail("the forked process hangs")
+        time.sleep(0.05)
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    for text in reading:
+        text.close()
+    [thread.join() for thread in threads]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_a_forked_process_has_threads_of_its_own() -> None:
     layer, x = halfbyte.Linear(random((512, 512), 6), format="w4a16-g64"), random((64, 512), 7)
     model = halfbyte.load(STDLIB)
     expected, writing = layer(x), model.generate("def ", max_tokens=1000)
+    hessian = halfbyte.Hessian(512)
+    hessian.add(x)
     next(writing)
     child = os.fork()
     if child == 0:
@@ -109,6 +147,10 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
             assert "".join(model.generate("def ", max_tokens=3, ignore_end=True))
             with pytest.raises(RuntimeError, match="forked"):
                 next(writing)
+            writing.close()
+            del writing
+            hessian.add(x)
+            assert hessian.rows == 128
             status = 0
         finally:
             os._exit(status)
