@@ -182,7 +182,7 @@ impl Model {
         ignore_end: bool,
     ) -> Result<Generation> {
         self.check_process(py)?;
-        let ids = self.ids(prompt)?;
+        let ids = py.detach(|| self.ids(prompt))?;
         let sampling = Sampling {
             temperature,
             top_k,
@@ -234,7 +234,7 @@ impl Model {
         #[pyo3(from_py_with = number::prompt)] prompt: Prompt,
     ) -> Result<Bound<'py, PyAny>> {
         self.check_process(py)?;
-        let (ids, cpu) = (self.ids(prompt)?, device::cpu(py)?);
+        let (ids, cpu) = (py.detach(|| self.ids(prompt))?, device::cpu(py)?);
         let logits = device::compute(py, || -> halfbyte_llm::Result<Vec<f32>> {
             let mut session = Session::new(&self.inner.model, &cpu, ids.len())?;
             Ok(session.prefill(&ids)?.to_vec())
@@ -243,8 +243,8 @@ impl Model {
     }
 
     /// Tokens of a text as a prompt has them.
-    fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.ids(Prompt::Text(text.to_owned()))
+    fn encode(&self, py: Python<'_>, text: &str) -> Result<Vec<u32>> {
+        py.detach(|| self.ids(Prompt::Text(text.to_owned())))
     }
 
     /// Text of tokens. *Error:* ValueError: a token beyond the vocabulary.
