@@ -169,7 +169,7 @@ impl Conv2d {
         let bias = bias_of(OP, bias, geometry.co)?;
         let place = device.filter(|device| !device.is_none()).map_or(Ok(weight.place()), place_of)?;
         let floats = Input32::of(&weight, "weight")?;
-        let rounding = Rounding::new(search, symmetric)?.rtn;
+        let rounding = Rounding::of_layer(OP, search, symmetric, format.is_some())?.rtn;
         let given = match format {
             None => Given::Dense(rows_of(&floats, &geometry)?),
             Some(format) => {

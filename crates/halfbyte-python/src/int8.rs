@@ -10,6 +10,7 @@ use crate::tensor::{DataType, Input, Output, Place, Shape, rows_of, same_place, 
 use halfbyte::conv::{Geometry, Layout2d};
 use halfbyte::format::int8::{Affine, Byte, Bytes, Int8Weight};
 use halfbyte::{Cpu, Cuda};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// One number for the tensor, or one for each output.
@@ -35,6 +36,23 @@ impl<T> PerOutput<T> {
             Self::One(value) => vec![value],
             Self::Each(values) => values,
         }
+    }
+}
+
+/// Scales of a weight.
+pub struct Scales(Vec<f32>);
+
+impl<'py> FromPyObject<'_, 'py> for Scales {
+    type Error = PyErr;
+
+    /// ValueError: one that is no 0, but would be in f32.
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let scales = value.extract::<PerOutput<f64>>()?.into_vec();
+        let narrow = |scale: f64| match scale as f32 {
+            0.0 if scale != 0.0 => Err(PyValueError::new_err(format!("{scale} is 0 in float32"))),
+            narrow => Ok(narrow),
+        };
+        scales.into_iter().map(narrow).collect::<PyResult<_>>().map(Self)
     }
 }
 
@@ -203,7 +221,7 @@ impl LinearInt8 {
     fn new(
         py: Python<'_>,
         weight: &Bound<'_, PyAny>,
-        weight_scale: PerOutput<f32>,
+        #[pyo3(from_py_with = number::weight_scale)] weight_scale: Scales,
         bias: Option<&Bound<'_, PyAny>>,
         x_scale: f32,
         #[pyo3(from_py_with = number::x_zero)] x_zero: i32,
@@ -293,13 +311,14 @@ impl LinearInt8 {
 fn given<'py>(
     codes: Input<'py>,
     shape: [usize; 2],
-    scales: PerOutput<f32>,
+    Scales(scales): Scales,
     zeros: Option<PerOutput<i32>>,
     (x_scale, x_zero, x_dtype): (f32, i32, &str),
     (y_scale, y_zero, y_dtype): (Option<f32>, i32, Option<&str>),
 ) -> Result<Given<'py>> {
     let x = Bytewise { scale: x_scale, zero: x_zero, dtype: x_dtype.to_owned() }.affine()?;
     let y = match y_scale {
+        None if y_zero != 0 => return Ok(invalid("int8", "y_zero with a y_scale", "it alone")?),
         None => None,
         Some(scale) => {
             let dtype = y_dtype.unwrap_or("uint8").to_owned();
@@ -307,7 +326,7 @@ fn given<'py>(
         }
     };
     let zeros = zeros.map(PerOutput::into_vec).unwrap_or_default();
-    Ok(Given { codes, shape, scales: scales.into_vec(), zeros, x, y })
+    Ok(Given { codes, shape, scales, zeros, x, y })
 }
 
 /// `y = activation(x ∗ W + bias)` of bytes: sums are exact, rounded once, to the bit as onnxruntime's QLinearConv.
@@ -334,7 +353,7 @@ impl Conv2dInt8 {
     fn new(
         py: Python<'_>,
         weight: &Bound<'_, PyAny>,
-        weight_scale: PerOutput<f32>,
+        #[pyo3(from_py_with = number::weight_scale)] weight_scale: Scales,
         bias: Option<&Bound<'_, PyAny>>,
         x_scale: f32,
         #[pyo3(from_py_with = number::x_zero)] x_zero: i32,

@@ -215,7 +215,8 @@ impl Linear {
         symmetric: &str,
     ) -> Result<Self> {
         let activation = activation_of(activation)?;
-        let rounding = Rounding::new(search, symmetric)?.rtn;
+        let rounds = format.is_some() && !weight.is_instance_of::<QuantizedTensor>();
+        let rounding = Rounding::of_layer(OP, search, symmetric, rounds)?.rtn;
         let (given, place, n) = if let Ok(quantized) = weight.cast::<QuantizedTensor>() {
             let (tensor, act) = quantized.get().folded_weight()?;
             let act = match format {

@@ -116,6 +116,9 @@ pub fn load(
     {
         return Ok(invalid("load", "act to be what format says, or left out", format_args!("{format} and another"))?);
     }
+    if search && format.is_none() {
+        return Ok(invalid("load", "search with a format to round to", "none")?);
+    }
     let act = format.map(|format| format.act).or(act).unwrap_or(Act::A16);
     let place = device.filter(|device| !device.is_none()).map_or(Ok(Place::Cpu), device::place_of)?;
     let where_to = match place {

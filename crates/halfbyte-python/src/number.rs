@@ -1,7 +1,7 @@
 //! Whole numbers that Python gives as options: one that is out of range is a ValueError that names the option, as other wrong options are.
 
 use crate::conv2d::Pair;
-use crate::int8::PerOutput;
+use crate::int8::{PerOutput, Scales};
 use crate::model::Prompt;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -110,6 +110,7 @@ options! {
     threads: Option<usize>, "1 to 4096 threads";
     tokens: Ids, INDICES;
     top_k: usize, COUNT;
+    weight_scale: Scales, "a scale, or one for each output, of float32";
     weight_zero: Option<PerOutput<i32>>, ZERO_POINT;
     x_zero: i32, ZERO_POINT;
     y_zero: i32, ZERO_POINT;

@@ -262,6 +262,15 @@ pub struct Rounding {
 }
 
 impl Rounding {
+    /// Of a layer that is rounded to a format, or not. Errors: a name that is not one of them; options although nothing is rounded.
+    pub fn of_layer(op: &str, search: bool, symmetric: &str, rounds: bool) -> PyResult<Self> {
+        let rounding = Self::new(search, symmetric)?;
+        if !rounds && (search || symmetric != "narrow") {
+            return invalid(op, "search and symmetric with floats and a format to round them to", "them without");
+        }
+        Ok(rounding)
+    }
+
     /// Error: a name that is not one of them.
     pub fn new(search: bool, symmetric: &str) -> PyResult<Self> {
         let symmetric = match symmetric {
@@ -273,13 +282,17 @@ impl Rounding {
     }
 }
 
+/// What GPTQ adds to the diagonal, as a part of its mean, if it is not said.
+const DAMPING: f64 = 0.01;
+
 /// Quantises a weight matrix `[n, k]`.
 ///
 /// method "rtn" rounds to nearest; "gptq" and "awq" take what they know of inputs from `hessian` or `inputs` ([..., k]). AWQ scales
-/// the weight's columns: the result has `input_scales`, by which its inputs must be divided.
+/// the weight's columns: the result has `input_scales`, by which its inputs must be divided. damping (gptq): a part of the mean diagonal
+/// that is added to it, 0.01 if it is not said.
 #[pyfunction]
 #[pyo3(signature = (weight, format, *, method="rtn", hessian=None, inputs=None, search=false, symmetric="narrow",
-                    act_order=false, static_groups=false, damping=0.01))]
+                    act_order=false, static_groups=false, damping=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's options have names")]
 pub fn quantize(
     py: Python<'_>,
@@ -292,7 +305,7 @@ pub fn quantize(
     symmetric: &str,
     act_order: bool,
     static_groups: bool,
-    damping: f64,
+    damping: Option<f64>,
 ) -> Result<QuantizedTensor> {
     const OP: &str = "quantize";
     let Format { weight: format, act } = format.parse()?;
@@ -317,9 +330,13 @@ pub fn quantize(
         }
         (other, ..) => return Ok(invalid(OP, "method to be \"rtn\", \"gptq\" or \"awq\"", format_args!("{other:?}"))?),
     };
-    if method != "gptq" && (act_order || static_groups) {
-        return Ok(invalid(OP, "act_order and static_groups with gptq", format_args!("them with {method}"))?);
+    if method != "gptq" && (act_order || static_groups || damping.is_some()) {
+        return Ok(invalid(OP, "act_order, static_groups and damping with gptq", format_args!("one with {method}"))?);
     }
+    if method == "awq" && search {
+        return Ok(invalid(OP, "search with rtn or gptq", "it with awq, which always searches")?);
+    }
+    let damping = damping.unwrap_or(DAMPING);
     // Of a GPU a copy, else where it lies.
     let copied;
     let floats = match weight.place() {

@@ -149,6 +149,32 @@ def test_parts_of_a_tensor_have_their_shapes() -> None:
         halfbyte.QuantizedTensor("w4a16-g32", codes, np.ascontiguousarray(halfbyte.quantize(W, "w4a16-g32").scales().T))
 
 
+def test_options_that_would_count_for_nothing() -> None:
+    inputs = random((100, 64), 3)
+    codes = np.ones((2, 4), np.int8)
+    for call in (
+        lambda: halfbyte.Linear(W, search=True),
+        lambda: halfbyte.Linear(W, symmetric="full"),
+        lambda: halfbyte.Linear(halfbyte.quantize(W, "w4a16"), search=True),
+        lambda: halfbyte.Conv2d(random((4, 4, 3, 3), 1), search=True),
+        lambda: halfbyte.quantize(W, "w4a16", damping=0.1),
+        lambda: halfbyte.quantize(W, "w4a16", method="awq", inputs=inputs, damping=0.1),
+        lambda: halfbyte.quantize(W, "w4a16", method="awq", inputs=inputs, search=True),
+        lambda: halfbyte.load(STDLIB, search=True),
+        lambda: halfbyte.LinearInt8(codes, 0.1, x_scale=0.1, y_zero=3),
+        lambda: halfbyte.LinearInt8(codes, 1e-46, x_scale=1e10),
+        lambda: halfbyte.LinearInt8(codes, [0.1, 1e-300], x_scale=0.1),
+        lambda: LAYER.bound(-1.0),
+        lambda: LAYER.bound(float("nan")),
+        lambda: halfbyte.Conv2d(random((4, 4, 3, 3), 1), stride=(1, 0)),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            call()
+    with pytest.raises(ValueError, match="at least 1 group"):
+        halfbyte.Conv2d(random((4, 4, 3, 3), 1), groups=0)
+    halfbyte.quantize(W, "w4a16", method="gptq", inputs=inputs, damping=0.05)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
 def test_memory_that_is_short_is_a_memory_error() -> None:
     program = (

@@ -83,7 +83,7 @@ def quantize(
     symmetric: _Symmetric = "narrow",
     act_order: bool = False,
     static_groups: bool = False,
-    damping: float = 0.01,
+    damping: float | None = None,  # 0.01
 ) -> QuantizedTensor:
     """Quantises a weight matrix ``[n, k]``; AWQ's result has ``input_scales``, by which its inputs must be divided."""
 
