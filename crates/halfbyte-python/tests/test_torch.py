@@ -167,3 +167,38 @@ def test_linears_of_a_model_are_replaced() -> None:
     assert torch.allclose(network.block[0](x), expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="replace_linears: lm_head: format"):
         ht.replace_linears(network, "w9a9", skip=())
+
+
+def test_a_layer_in_several_places_is_replaced_in_each() -> None:
+    network = torch.nn.Module()
+    network.a = torch.nn.Linear(64, 64)
+    network.b = network.a
+    network.block = torch.nn.Sequential(network.a, torch.nn.Linear(64, 64))
+    ht.replace_linears(network, "w4a16-g32")
+    assert type(network.a) is ht.Linear and network.a is network.b is network.block[0]
+    assert type(network.block[1]) is ht.Linear and network.block[1] is not network.a
+    tied = torch.nn.Module()
+    tied.lm_head = tied.other = torch.nn.Linear(64, 64)
+    ht.replace_linears(tied, "w4a16-g32")
+    assert tied.lm_head is tied.other and type(tied.other) is torch.nn.Linear
+
+
+def test_an_error_leaves_a_model_as_it_was() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    network[1].weight.data[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="replace_linears: 1: .*NaN"):
+        ht.replace_linears(network, "w8a16")
+    assert [type(child) for child in network] == [torch.nn.Linear] * 2
+    with pytest.raises(TypeError, match=r"several names, as \['block'\], got a str"):
+        ht.replace_linears(network, "w8a16", skip="block")
+    with pytest.raises(ValueError, match="got a Linear itself"):
+        ht.replace_linears(network[0], "w8a16")
+
+
+def test_negatives_that_do_not_lie_in_memory_are_refused() -> None:
+    layer = halfbyte.Linear(np.eye(1, dtype=np.float32))
+    x = torch.randn(5, 1, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    with pytest.raises(ValueError, match="resolve_neg"):
+        layer(x)
+    assert torch.equal(layer(x.resolve_neg()), x)

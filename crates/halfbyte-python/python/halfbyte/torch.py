@@ -215,17 +215,30 @@ def replace_linears(
 ) -> torch.nn.Module:
     """Replaces each ``torch.nn.Linear`` of a model in memory by a :class:`Linear` of this format; returns the model.
 
-    ``skip`` names modules that stay, by their full name or its last part.
+    ``skip`` names modules that stay, by their full name or its last part. A layer that stands in several places is replaced in each of
+    them by the same one, unless it is to stay in one. On an error the model is as it was.
     """
-    for name, module in list(model.named_modules()):
-        for child_name, child in list(module.named_children()):
-            full_name = f"{name}.{child_name}" if name else child_name
-            if type(child) is not torch.nn.Linear or child_name in skip or full_name in skip:
-                continue
-            try:
-                replacement = Linear.from_linear(child, format, device=device, search=search, symmetric=symmetric)
-            except ValueError as error:
-                raise ValueError(f"replace_linears: {full_name}: {error}") from None
-            replacement.train(child.training)
-            setattr(module, child_name, replacement)
+    if isinstance(skip, (str, bytes)):
+        raise TypeError(f"replace_linears: expected skip to be several names, as [{skip!r}], got a {type(skip).__name__}")
+    if type(model) is torch.nn.Linear:
+        raise ValueError("replace_linears: expected a model with layers in it, got a Linear itself: Linear.from_linear makes one of it")
+    places = []
+    for name, module in model.named_modules():
+        for child_name, child in module._modules.items():
+            if type(child) is torch.nn.Linear:
+                places.append((module, child_name, f"{name}.{child_name}" if name else child_name, child))
+    # By identity: the same layer may have several names. A skipped one stays in all its places, or its weights would be there twice.
+    stays = {id(child) for _, child_name, full_name, child in places if child_name in skip or full_name in skip}
+    replacements: dict[int, Linear] = {}
+    for _, _, full_name, child in places:
+        if id(child) in stays or id(child) in replacements:
+            continue
+        try:
+            replacement = Linear.from_linear(child, format, device=device, search=search, symmetric=symmetric)
+        except (ValueError, MemoryError, RuntimeError) as error:
+            raise type(error)(f"replace_linears: {full_name}: {error}") from None
+        replacements[id(child)] = replacement.train(child.training)
+    for module, child_name, _, child in places:
+        if id(child) in replacements:
+            setattr(module, child_name, replacements[id(child)])
     return model

@@ -61,6 +61,8 @@ class HalfbyteConfig(QuantizationConfigMixin):
         # A folder of halfbyte's own form names this method itself.
         fields.pop("quant_method", None)
         self.source = source or ({"quant_method": "halfbyte", **fields} if fields or format is None else None)
+        if isinstance(skip, (str, bytes)):
+            raise TypeError(f"HalfbyteConfig: expected skip to be several names, as [{skip!r}], got a {type(skip).__name__}")
         self.skip = list(skip) if skip is not None else ["lm_head"]
 
 
