@@ -440,7 +440,9 @@ impl Linear {
         }
     }
 
-    /// How far an element of y may lie from the exact product where `|x|·|W|ᵀ` is `magnitude`, for m rows of a type.
+    /// How far an element of y may lie from the exact product where `|x|·|W|ᵀ` is `magnitude`, for m rows of a type. With a format of
+    /// a8 the product and its magnitude are those of x as it is quantised, whose own error comes on top. *Error:* ValueError: a magnitude
+    /// below 0.
     #[pyo3(signature = (magnitude, m=1, dtype="float16"))]
     fn bound(
         &self,
@@ -450,6 +452,9 @@ impl Linear {
         dtype: &str,
     ) -> Result<f64> {
         let float = float_named(dtype)?;
+        if magnitude.is_nan() || magnitude < 0.0 {
+            return Ok(invalid("bound", "a magnitude of 0 or more", magnitude)?);
+        }
         let bound = match &self.layer {
             Layer::Cpu(linear) => linear.bound(&*device::cpu(py)?, m, float, float)?,
             Layer::Cuda(index, linear) => linear.bound(&device::own_queue(py, *index)?, m, float, float)?,
