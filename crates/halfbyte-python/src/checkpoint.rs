@@ -11,7 +11,7 @@ use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{self as checkpoint, Hint, LinearWeight, MemoryTensor, StoredLinear, StoredWeight, Weights};
 use pyo3::exceptions::{PyKeyError, PyRuntimeError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::PyMapping;
 use serde_json::{Map, Value};
 use std::ffi::CString;
 use std::path::PathBuf;
@@ -173,7 +173,7 @@ fn dtype_of(dtype: DataType) -> PyResult<DType> {
 #[expect(clippy::too_many_arguments, reason = "Python's options have names")]
 pub fn linear_from_tensors(
     py: Python<'_>,
-    tensors: &Bound<'_, PyDict>,
+    tensors: &Bound<'_, PyMapping>,
     config: Option<&str>,
     module: &str,
     bias: Option<&Bound<'_, PyAny>>,
@@ -183,8 +183,8 @@ pub fn linear_from_tensors(
 ) -> Result<Linear> {
     const OP: &str = "linear_from_tensors";
     let mut all = Vec::new();
-    for (name, tensor) in tensors.iter() {
-        let name: String = name.extract()?;
+    for item in tensors.items()? {
+        let (name, tensor): (String, Bound<'_, PyAny>) = item.extract()?;
         let input = Input::of(&tensor, &name)?;
         let (dtype, shape) = (dtype_of(input.dtype())?, input.shape().to_vec());
         all.push(MemoryTensor { name: format!("{module}.{name}"), dtype, shape, bytes: input.to_bytes()? });

@@ -146,7 +146,9 @@ impl Conv2d {
     /// or (top, left, bottom, right).
     #[new]
     #[pyo3(signature = (weight, bias=None, format=None, *, stride=Pair::One(1), padding=Pair::One(0), dilation=Pair::One(1),
-                        groups=1, activation=None, layout="nchw", device=None, search=false, symmetric="narrow"))]
+                        groups=1, activation=None, layout="nchw", device=None, search=false, symmetric="narrow"),
+           text_signature = "(weight, bias=None, format=None, *, stride=1, padding=0, dilation=1, groups=1, activation=None, \
+                             layout='nchw', device=None, search=False, symmetric='narrow')")]
     #[expect(clippy::too_many_arguments, reason = "Python's options have names")]
     fn new(
         py: Python<'_>,

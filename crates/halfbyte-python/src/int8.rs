@@ -348,7 +348,10 @@ impl Conv2dInt8 {
     #[new]
     #[pyo3(signature = (weight, weight_scale, bias=None, *, x_scale, x_zero=0, x_dtype="uint8", weight_zero=None, y_scale=None,
                         y_zero=0, y_dtype=None, stride=Pair::One(1), padding=Pair::One(0), dilation=Pair::One(1), groups=1,
-                        activation=None, layout="nchw", device=None))]
+                        activation=None, layout="nchw", device=None),
+           text_signature = "(weight, weight_scale, bias=None, *, x_scale, x_zero=0, x_dtype='uint8', weight_zero=None, y_scale=None, \
+                             y_zero=0, y_dtype=None, stride=1, padding=0, dilation=1, groups=1, activation=None, layout='nchw', \
+                             device=None)")]
     #[expect(clippy::too_many_arguments, reason = "Python's options have names")]
     fn new(
         py: Python<'_>,

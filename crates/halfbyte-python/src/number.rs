@@ -11,7 +11,7 @@ use pyo3::types::{PyBool, PyByteArray, PyBytes, PyMemoryView};
 const COUNT: &str = "0 or more, in 64 bits";
 
 /// What strides and dilations may be.
-const PAIR: &str = "one number of 0 or more, or two";
+const PAIR: &str = "one number of 1 or more, or two";
 
 /// What group indices and token ids may be.
 const INDICES: &str = "numbers from 0 on, in 32 bits";

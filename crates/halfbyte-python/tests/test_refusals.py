@@ -175,6 +175,27 @@ def test_options_that_would_count_for_nothing() -> None:
     halfbyte.quantize(W, "w4a16", method="gptq", inputs=inputs, damping=0.05)
 
 
+def test_any_mapping_has_tensors() -> None:
+    from types import MappingProxyType
+
+    assert halfbyte.linear_from_tensors(MappingProxyType({"weight": W})).out_features == 48
+
+
+def test_signatures_can_be_read() -> None:
+    import inspect
+
+    for layer in (halfbyte.Conv2d, halfbyte.Conv2dInt8):
+        defaults = {name: p.default for name, p in inspect.signature(layer).parameters.items()}
+        assert (defaults["stride"], defaults["padding"], defaults["dilation"]) == (1, 0, 1)
+
+
+def test_functions_of_paddle_take_tensors() -> None:
+    import halfbyte.paddle
+
+    with pytest.raises(TypeError, match="weight_quantize: expected a tensor, got NoneType"):
+        halfbyte.paddle.weight_quantize(None)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
 def test_memory_that_is_short_is_a_memory_error() -> None:
     program = (

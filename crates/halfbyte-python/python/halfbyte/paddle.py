@@ -45,6 +45,7 @@ def weight_quantize(
     they are (``llm.int8``), and scales ``[n]`` or ``[k / group_size, n]``, of x's type, for ``llm.int8`` of float32. k must be a
     multiple of 64 and n of 16.
     """
+    _check_tensors("weight_quantize", x)
     arch = _arch(x, arch)
     _check_group_size(group_size)
     bits = _bits(algo, tuple(_ALGOS))
@@ -75,6 +76,7 @@ def weight_dequantize(
 
     The codes must lie as for sm_75 and later.
     """
+    _check_tensors("weight_dequantize", x, scale)
     _check_group_size(group_size)
     bits = _bits(algo, ("weight_only_int8", "weight_only_int4"))
     if len(x.shape) != 2:
@@ -100,6 +102,7 @@ def weight_only_linear(
     The weight is packed anew in each call; `linear` packs it once. Gradients with respect to x are computed for tensors of paddle.
     """
     name = "weight_only_linear"
+    _check_tensors(name, x, weight)
     arch = _arch(x, arch)
     _check_group_size(group_size)
     bits = _weight_bits(weight_dtype)
@@ -133,6 +136,7 @@ def linear(
     group_size: int = -1,
 ) -> _halfbyte.Linear:
     """The layer that ``weight_only_linear`` makes in each call, packed once. Paddle has no such function."""
+    _check_tensors("linear", weight)
     arch = _arch(weight, arch)
     _check_group_size(group_size)
     bits = _weight_bits(weight_dtype)
@@ -146,6 +150,7 @@ def llm_int8_linear(x: Any, weight: Any, bias: Any = None, weight_scale: Any = N
     above the threshold, which are multiplied as they are.
     """
     name = "llm_int8_linear"
+    _check_tensors(name, x, weight)
     if weight_scale is None:
         raise ValueError(f"{name}: argument 'weight_scale' (position 3) must be Tensor, but got None")
     if len(weight.shape) != 2:
@@ -172,6 +177,7 @@ def llm_int8_linear(x: Any, weight: Any, bias: Any = None, weight_scale: Any = N
 def apply_per_channel_scale(x: Any, scales: Any) -> Any:
     """``x * scales`` of x ``[m, n]`` and scales ``[n]``, in the type of x."""
     name = "apply_per_channel_scale"
+    _check_tensors(name, x, scales)
     if len(x.shape) != 2:
         raise ValueError(f"{name}: the rank of Input(x) must be 2, but received {len(x.shape)}.")
     if len(scales.shape) != 1:
@@ -186,6 +192,12 @@ def apply_per_channel_scale(x: Any, scales: Any) -> Any:
         return _node(apply_per_channel_scale, [(x.shape, x.dtype)], x, scales)
     x, bf16 = _widened(_detached(x))
     return _narrowed(_halfbyte._paddle_apply_per_channel_scale(x, _wide(scales)), bf16)
+
+
+def _check_tensors(name: str, *tensors: Any) -> None:
+    for tensor in tensors:
+        if not hasattr(tensor, "shape"):
+            raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
 
 
 def _arch(x: Any, arch: int | None) -> int:
