@@ -204,7 +204,7 @@ mod x86 {
         let table = table(w);
         let mut room = room();
         let mut numbers = Numbers::<P>::new(w, panel, &mut room);
-        let (mut together, mut added) = ([[[0.0; PANEL]; P]; R], 0);
+        let (mut total, mut added): (Sums<R, P>, usize) = ([[[_mm256_setzero_ps(); 2]; P]; R], 0);
         for span in w.spans() {
             let params = group_params(w, panel, span.group, &mut numbers);
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
@@ -214,7 +214,7 @@ mod x86 {
                 direct_span::<FORM, R, P, ZERO>((data, panel_bytes, table), x, &params, &mut sums);
                 for r in 0..R {
                     for p in 0..P {
-                        let out = &mut together[r][p];
+                        let out = &mut c[(r * P + p) * PANEL..][..PANEL];
                         let mut y = load_f32(out);
                         for h in 0..2 {
                             y[h] = if ZERO == OFFSET {
@@ -228,12 +228,13 @@ mod x86 {
                 }
                 added += 1;
                 if added % SPANS_TOGETHER == 0 {
-                    add_to(&together.map(|row| row.map(|panel| load_f32(&panel))), c);
-                    together = [[[0.0; PANEL]; P]; R];
+                    add_to(&total, c);
+                    total = std::array::from_fn(|r| std::array::from_fn(|p| load_f32(&c[(r * P + p) * PANEL..])));
+                    c.fill(0.0);
                 }
             }
         }
-        add_to(&together.map(|row| row.map(|panel| load_f32(&panel))), c);
+        add_to(&total, c);
     }
 
     /// Sets `sums` to the products of a run of a span's weights, panels `panel_bytes` apart, with their table, and x `[place][R]`; the weights are

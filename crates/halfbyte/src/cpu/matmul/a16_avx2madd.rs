@@ -27,7 +27,7 @@ fn panels(form: u32) -> PanelsFn {
 }
 
 mod x86 {
-    use crate::cpu::matmul::blocking::run_of_group;
+    use crate::cpu::matmul::blocking::SPANS_TOGETHER;
     use crate::cpu::matmul::exact_row::FixedPoint;
     use crate::cpu::matmul::exact_row_ymm::{centre, panels};
     use crate::cpu::x86::avx2::{Numbers, load_u16, quad, room, store_f32, table};

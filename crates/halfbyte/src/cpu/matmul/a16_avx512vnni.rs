@@ -30,7 +30,7 @@ fn panels(form: u32) -> PanelsFn {
 
 mod x86 {
     use crate::cpu::matmul::a8_avx512vnni::add_tiles;
-    use crate::cpu::matmul::blocking::run_of_group;
+    use crate::cpu::matmul::blocking::SPANS_TOGETHER;
     use crate::cpu::matmul::exact_row::{BLOCK, Block, Exponent, FixedPoint, Places};
     use crate::cpu::x86::avx512::{Made, RUN, as_floats, load_f16, load_f32, load_u16, room, table};
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, PerGroup, quads, tile_bytes};
@@ -156,19 +156,22 @@ mod x86 {
             PackedZeros::Integer(zeros) => &zeros.as_chunks::<PANEL>().0[of_panel.clone()],
             _ => &[],
         };
-        let (table, groups) = (table(w), w.groups());
+        let table = table(w);
         let (mut total, mut sum, mut run_of_sum) = (_mm512_setzero_ps(), _mm512_setzero_ps(), 0);
         for part in x {
             let (mut blocks, mut bytes) = (&part.blocks[..], part.digits.as_ptr());
             while let Some(block) = blocks.first() {
-                let of_block = run_of_group(block.group, groups);
+                let of_block = block.group / SPANS_TOGETHER;
                 if of_block != run_of_sum {
                     (total, sum, run_of_sum) = (_mm512_add_ps(total, sum), _mm512_setzero_ps(), of_block);
                 }
-                let is_of_run = |block: &&Block| run_of_group(block.group, groups) == of_block;
-                let (mut first, mut of_run) = (0, &blocks[..blocks.iter().take_while(is_of_run).count()]);
+                let (mut first, mut of_run) = (0, blocks);
                 let (mut scales_made, mut centred): (&[[f32; PANEL]], &[Centred]) = (&[], &[]);
-                if !HALVES {
+                if HALVES {
+                    // Groups ascend.
+                    let is_of_run = |block: &Block| block.group / SPANS_TOGETHER == of_block;
+                    of_run = &blocks[..blocks.partition_point(is_of_run).max(1)];
+                } else {
                     // Before the blocks of a run: a call among them would bring the sum to memory and back.
                     first = block.group / RUN * RUN;
                     let len = RUN.min(w.groups() - first);

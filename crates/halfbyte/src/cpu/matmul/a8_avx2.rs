@@ -42,6 +42,7 @@ fn tile(form: u32, height: usize, panels: usize) -> TileFn {
 mod x86 {
     use crate::cpu::isa::AHEAD;
     use crate::cpu::matmul::a8_ymm::tiles;
+    use crate::cpu::matmul::blocking::SPANS_TOGETHER;
     use crate::cpu::matmul::quantized_act::{RowSpan, Tile};
     use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, quad, room, store_f32, table};
     use crate::layout::cpu_n16::{NARROW_TABLE, PANEL, PackedZeros, WIDE_TABLE, quads, tile_bytes, value_bits};

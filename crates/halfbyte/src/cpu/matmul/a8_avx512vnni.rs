@@ -64,6 +64,7 @@ pub(super) use x86::add_tiles;
 
 mod x86 {
     use super::Tile;
+    use crate::cpu::matmul::blocking::SPANS_TOGETHER;
     use crate::cpu::matmul::quantized_act::RowSpan;
     use crate::cpu::x86::avx512::{
         Numbers, RUN, as_floats, codes_as_bytes, load_f16, load_f32, load_u16, quad, room, table,
@@ -195,7 +196,7 @@ mod x86 {
         let (table, mut total, mut sum) = (table(w), load_f32(c), _mm512_setzero_ps());
         let mut from = t.spans.start;
         while from < t.spans.end {
-            let (mut to, mut first) = (t.spans.end.min((from - from % t.together).saturating_add(t.together)), 0);
+            let (mut to, mut first) = (t.spans.end.min(from - from % SPANS_TOGETHER + SPANS_TOGETHER), 0);
             let [mut scales_made, mut offsets_made]: [&[[f32; PANEL]]; 2] = [&[], &[]];
             if !HALVES {
                 // Before the spans of a run: a call among them would bring the sum to memory and back.
@@ -236,7 +237,7 @@ mod x86 {
                 }
             }
             from = to;
-            if to.is_multiple_of(t.together) {
+            if to.is_multiple_of(SPANS_TOGETHER) {
                 (total, sum) = (_mm512_add_ps(total, sum), _mm512_setzero_ps());
             }
         }

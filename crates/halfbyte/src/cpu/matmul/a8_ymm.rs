@@ -11,9 +11,9 @@ macro_rules! tiles {
         #[target_feature(enable = $features)]
         pub(super) fn row<const FORM: u32, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
             for (panel, c) in (t.panel..t.panel + P).zip(c.as_chunks_mut::<PANEL>().0) {
-                for first in t.spans.clone().step_by(t.together) {
+                for first in t.spans.clone().step_by(SPANS_TOGETHER) {
                     let mut sums = [0.0; PANEL];
-                    let spans = first..t.spans.end.min(first.saturating_add(t.together));
+                    let spans = first..t.spans.end.min(first + SPANS_TOGETHER);
                     tile::<FORM, 1, 1>(&Tile { panel, spans, ..*t }, &mut sums);
                     let (mut y, sums) = (load_f32(c), load_f32(&sums));
                     for h in 0..2 {

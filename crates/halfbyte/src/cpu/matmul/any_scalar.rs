@@ -48,9 +48,9 @@ fn scales_and_offsets(w: &CpuN16, panel: usize, group: usize) -> ([f32; PANEL], 
 }
 
 fn quantized_tile(t: &Tile<'_>, c: &mut [f32]) {
-    for first in t.spans.clone().step_by(t.together) {
+    for first in t.spans.clone().step_by(SPANS_TOGETHER) {
         let mut sums = [0.0; PANEL];
-        add_spans(t, first..t.spans.end.min(first.saturating_add(t.together)), &mut sums);
+        add_spans(t, first..t.spans.end.min(first + SPANS_TOGETHER), &mut sums);
         for (c, sum) in c.iter_mut().zip(sums) {
             *c += sum;
         }

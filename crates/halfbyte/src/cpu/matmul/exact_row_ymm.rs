@@ -137,7 +137,7 @@ macro_rules! panels {
             for part in x {
                 let mut digits = part.digits.as_ptr();
                 for block in &part.blocks {
-                    let of_block = run_of_group(block.group, w.groups());
+                    let of_block = block.group / SPANS_TOGETHER;
                     if of_block != run {
                         for h in 0..2 {
                             total[h] = _mm256_add_ps(total[h], y[h]);

@@ -13,7 +13,7 @@
 //! which is the four-term formula `Σ (sA·qA + oA)(sB·qB' + oB)`, with `qB' = qB − zB` where the weight has a zero point
 //! and `oB` where it has a float offset instead.
 
-use super::blocking::{RowPanels, Steps, Tasks, together, with_buffers};
+use super::blocking::{RowPanels, SPANS_TOGETHER, Steps, Tasks, with_buffers};
 use super::encode::{Pixels, encode_row};
 use super::{Input, Output, Packed, Rows, Scratch};
 use crate::cpu::Cpu;
@@ -70,8 +70,6 @@ pub(super) struct Tile<'a> {
     pub bytes: &'a [u8],
     /// Spans to go over.
     pub spans: Range<usize>,
-    /// Spans that a tile of one row adds up by themselves.
-    pub together: usize,
     /// Tiles of each span of the weights, if span `i` is the whole of group `i` and all have as many: then a tile of one row need not read them.
     pub tiles_of_group: Option<usize>,
     /// Bytes ahead that a tile of one row prefetches codes.
@@ -132,9 +130,8 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
         None => (w.held().form(), BLOCK_PLACES),
     };
     let (wide, narrow) = ((tiles.tile)(form, height, tile_panels), (tiles.tile)(form, height, 1));
-    let together = together(spans);
-    let in_runs = height > 1 && together < spans;
-    let blocks = blocks(w, places, if in_runs { together } else { usize::MAX });
+    let in_runs = height > 1 && spans > SPANS_TOGETHER;
+    let blocks = blocks(w, places, if in_runs { SPANS_TOGETHER } else { usize::MAX });
     let tiles_of_group = if height == 1 { tiles_of_group(w) } else { None };
     let longest = blocks.iter().map(|block| places_of(w, block).len()).max().unwrap_or(0);
     let tasks = Tasks::new(rows, longest * height, w.panels(), tile_panels, cpu.threads().count());
@@ -165,32 +162,26 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
                     for p in row_panels.clone() {
                         let at = if kept == 1 { 0 } else { step * row_panels.len() + p - row_panels.start };
                         let c = &mut c[at * tile_len..][..height * width * PANEL];
+                        let run = if in_runs { &mut runs[at * tile_len..][..c.len()] } else { &mut [] };
                         if number == 0 {
                             c.fill(0.0);
+                            run.fill(0.0);
                         }
                         let tile = Tile {
                             w,
                             panel,
                             bytes,
                             spans: block.clone(),
-                            together,
                             tiles_of_group,
                             ahead: cpu.stream_ahead,
                             x: &x[p * x_len..][..x_len],
                             rows: &row_spans[p * rows_len..][..rows_len],
                             x_offsets: *act == Act::A8Asym,
                         };
-                        let sums = match in_runs {
-                            true => &mut runs[at * tile_len..][..c.len()],
-                            false => &mut c[..],
-                        };
-                        if in_runs && block.start.is_multiple_of(together) {
-                            sums.fill(0.0);
-                        }
                         // SAFETY: `select` found the instruction set; the slices are those that `Tile` describes.
-                        unsafe { function(&tile, sums) };
-                        if in_runs && (block.end.is_multiple_of(together) || block.end == spans) {
-                            add_to(cpu.caps().isa, &runs[at * tile_len..][..c.len()], c);
+                        unsafe { function(&tile, if in_runs { &mut *run } else { &mut *c }) };
+                        if in_runs && (block.end.is_multiple_of(SPANS_TOGETHER) || block.end == spans) {
+                            take(cpu.caps().isa, run, c);
                         }
                         if number + 1 == blocks.len() {
                             for (row, c) in rows.rows(p).zip(c.chunks_exact(width * PANEL)) {
@@ -213,10 +204,11 @@ fn tiles_of_group(w: &CpuN16) -> Option<usize> {
 }
 
 per_isa! {
-    /// Adds the first values to as many.
-    fn add_to(values: &[f32], c: &mut [f32]) {
-        for (c, v) in c.iter_mut().zip(values) {
-            *c += v;
+    /// Adds a run's sums to others, and leaves zeros for the next run.
+    fn take(run: &mut [f32], c: &mut [f32]) {
+        for (c, sum) in c.iter_mut().zip(run) {
+            *c += *sum;
+            *sum = 0.0;
         }
     }
 }
