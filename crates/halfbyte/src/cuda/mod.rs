@@ -6,7 +6,7 @@
 //!
 //! | variable | what it does |
 //! |---|---|
-//! | `HALFBYTE_NVRTC`, `HALFBYTE_CUBLASLT` | file or folder of a library |
+//! | `HALFBYTE_NVRTC`, `HALFBYTE_CUBLASLT`, `HALFBYTE_NCCL` | file or folder of a library |
 //! | `HALFBYTE_CACHE` | folder of compiled kernels |
 //! | `HALFBYTE_CUDA_SOURCES` | folder of sources to read instead of those compiled in |
 //! | `HALFBYTE_CUDA_ARCH` | older processor whose kernels run, as PTX: `compute_75` |

@@ -101,7 +101,7 @@ impl Plan {
     /// The kernel for a model with these layers, and keys and values of a type; or why there is none: it takes Hopper, codes in places
     /// of 4 or 8 bits with scales of groups along k or of rows, or of both (`-si8`), in the type of x, exact activations or symmetric
     /// codes of them in groups of 128 or whole rows, heads of 64, 128 or 256 elements, at most 8 query heads a key head, and sizes that are
-    /// multiples of 128. All products have one format, but where scales and offsets are multiples of halves (GGUF's K types). Experts
+    /// multiples of 128. All products have one format, but where scales and offsets are multiples of halves (GGUF's Q3_K to Q6_K). Experts
     /// have scales of groups.
     pub fn of(caps: &Caps, sizes: Sizes, layers: &[StepLayer<'_>], dtype: Float) -> Answer<Self> {
         let Some((atom, act)) = layers.first().and_then(|layer| {
