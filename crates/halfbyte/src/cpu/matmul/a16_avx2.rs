@@ -204,35 +204,34 @@ mod x86 {
         let table = table(w);
         let mut room = room();
         let mut numbers = Numbers::<P>::new(w, panel, &mut room);
-        let (mut total, mut added): (Sums<R, P>, usize) = ([[[_mm256_setzero_ps(); 2]; P]; R], 0);
-        for span in w.spans() {
-            let params = group_params(w, panel, span.group, &mut numbers);
-            let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
-            for (x, first) in x.chunks(RUN * R).zip((span.tile..).step_by(RUN / per_tile)) {
-                let data = &data[first * const { tile_bytes(FORM) }..];
-                let mut sums: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
-                direct_span::<FORM, R, P, ZERO>((data, panel_bytes, table), x, &params, &mut sums);
-                for r in 0..R {
-                    for p in 0..P {
-                        let out = &mut c[(r * P + p) * PANEL..][..PANEL];
-                        let mut y = load_f32(out);
-                        for h in 0..2 {
-                            y[h] = if ZERO == OFFSET {
-                                _mm256_add_ps(y[h], sums[r][p][h])
-                            } else {
-                                _mm256_fmadd_ps(sums[r][p][h], params[p].scale[h], y[h])
-                            };
+        let mut total: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
+        for spans in w.spans().chunks(SPANS_TOGETHER) {
+            for span in spans {
+                let params = group_params(w, panel, span.group, &mut numbers);
+                let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
+                for (x, first) in x.chunks(RUN * R).zip((span.tile..).step_by(RUN / per_tile)) {
+                    let data = &data[first * const { tile_bytes(FORM) }..];
+                    let mut sums: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
+                    direct_span::<FORM, R, P, ZERO>((data, panel_bytes, table), x, &params, &mut sums);
+                    for r in 0..R {
+                        for p in 0..P {
+                            let out = &mut c[(r * P + p) * PANEL..][..PANEL];
+                            let mut y = load_f32(out);
+                            for h in 0..2 {
+                                y[h] = if ZERO == OFFSET {
+                                    _mm256_add_ps(y[h], sums[r][p][h])
+                                } else {
+                                    _mm256_fmadd_ps(sums[r][p][h], params[p].scale[h], y[h])
+                                };
+                            }
+                            store_f32(y, out);
                         }
-                        store_f32(y, out);
                     }
                 }
-                added += 1;
-                if added % SPANS_TOGETHER == 0 {
-                    add_to(&total, c);
-                    total = std::array::from_fn(|r| std::array::from_fn(|p| load_f32(&c[(r * P + p) * PANEL..])));
-                    c.fill(0.0);
-                }
             }
+            add_to(&total, c);
+            total = std::array::from_fn(|r| std::array::from_fn(|p| load_f32(&c[(r * P + p) * PANEL..])));
+            c.fill(0.0);
         }
         add_to(&total, c);
     }

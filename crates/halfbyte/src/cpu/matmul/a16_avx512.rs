@@ -213,20 +213,19 @@ mod x86 {
         c.fill(0.0);
         let mut room = room();
         let mut numbers = Numbers::<P>::new(w, panel, &mut room);
-        let (mut total, mut added) = ([[_mm512_setzero_ps(); P]; R], 0);
-        for span in w.spans() {
-            let params = group_params::<BITS, _>(w, panel, span.group, &mut numbers);
-            let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
-            for (x, first) in x.chunks(RUN * R).zip((span.tile..).step_by(RUN / per_tile)) {
-                let operands = Operands { codes: &data[first * tile_bytes..], panel_bytes, x, table, params };
-                add_span::<BITS, R, P, ZERO>(&operands, c);
-                added += 1;
-                if added % SPANS_TOGETHER == 0 {
-                    add_to(&total, c);
-                    total = std::array::from_fn(|r| std::array::from_fn(|p| load_f32(&c[(r * P + p) * PANEL..])));
-                    c.fill(0.0);
+        let mut total = [[_mm512_setzero_ps(); P]; R];
+        for spans in w.spans().chunks(SPANS_TOGETHER) {
+            for span in spans {
+                let params = group_params::<BITS, _>(w, panel, span.group, &mut numbers);
+                let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
+                for (x, first) in x.chunks(RUN * R).zip((span.tile..).step_by(RUN / per_tile)) {
+                    let operands = Operands { codes: &data[first * tile_bytes..], panel_bytes, x, table, params };
+                    add_span::<BITS, R, P, ZERO>(&operands, c);
                 }
             }
+            add_to(&total, c);
+            total = std::array::from_fn(|r| std::array::from_fn(|p| load_f32(&c[(r * P + p) * PANEL..])));
+            c.fill(0.0);
         }
         add_to(&total, c);
     }
