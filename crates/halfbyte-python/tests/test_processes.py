@@ -91,6 +91,17 @@ def _make_every_layer() -> None:
     assert halfbyte.linear_from_tensors(tensors).out_features == 300
 
 
+def _ends_well(child: int, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            pytest.fail("the forked process hangs")
+        time.sleep(0.05)
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_what_threads_held_at_a_fork_is_not_waited_for() -> None:
@@ -114,14 +125,7 @@ def test_what_threads_held_at_a_fork_is_not_waited_for() -> None:
             status = 0
         finally:
             os._exit(status)
-    deadline = time.monotonic() + 60
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            pytest.fail("the forked process hangs")
-        time.sleep(0.05)
-    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    _ends_well(child, 60)
     for text in reading:
         text.close()
     [thread.join() for thread in threads]
@@ -154,14 +158,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
             status = 0
         finally:
             os._exit(status)
-    deadline = time.monotonic() + 120
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            pytest.fail("the forked process hangs")
-        time.sleep(0.05)
-    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    _ends_well(child, 120)
     writing.close()
 
 
