@@ -111,6 +111,7 @@ fn product(height: usize, panels: usize) -> ProductFn {
 mod x86 {
     use super::{RUN, Weights};
     use crate::cpu::matmul::blocking::SPANS_TOGETHER;
+    use crate::cpu::matmul::exact_act::PLACES_TOGETHER;
     use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, nibbles, quad, room, store_f32, table};
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, TABLE, columns_per_tile, tile_bytes, value_bits};
     use std::arch::x86_64::*;
@@ -377,13 +378,20 @@ mod x86 {
         const BLOCK: usize = 128;
         let places = x.len() / R;
         let mut buffer = [0.0f32; BLOCK * PANEL];
+        let mut total: Sums<R, 1> = [[[_mm256_setzero_ps(); 2]; 1]; R];
         c.fill(0.0);
         for start in (0..places).step_by(BLOCK) {
             let block = start..(start + BLOCK).min(places);
             let buffer = &mut buffer[..block.len() * PANEL];
             convert_quantized::<FORM>(w, panel, block.clone(), buffer, PANEL);
             product::<R, 1>(&x[block.start * R..block.end * R], buffer, c);
+            if block.end.is_multiple_of(PLACES_TOGETHER) {
+                add_to(&total, c);
+                total = std::array::from_fn(|r| [load_f32(&c[r * PANEL..])]);
+                c.fill(0.0);
+            }
         }
+        add_to(&total, c);
     }
 
     /// By way of memory: the compiler keeps sums there all along if a rolled-up loop indexes them.

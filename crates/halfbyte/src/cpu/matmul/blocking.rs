@@ -1,6 +1,7 @@
 //! How a product is cut: rows of x into panels as high as a register tile, panels into blocks that fit a cache, outputs
 //! into chunks for tasks.
 
+use crate::cpu::isa::per_isa;
 use crate::layout::Lines;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -19,6 +20,16 @@ const TASKS_OF_THREAD: usize = 8;
 /// Spans, or groups, whose products are added up by themselves before that is added to a sum: in one long sum of like terms roundings add up
 /// too, and it would leave the bound. The first of each run has a number that is a multiple of this one. With 32 a row took 9 % longer.
 pub(super) const SPANS_TOGETHER: usize = 128;
+
+per_isa! {
+    /// Adds a run's sums to others, and leaves zeros for the next run.
+    pub(super) fn take(run: &mut [f32], c: &mut [f32]) {
+        for (c, sum) in c.iter_mut().zip(run) {
+            *c += *sum;
+            *sum = 0.0;
+        }
+    }
+}
 
 /// Rows of x, cut evenly into panels of one height; the last rows of a panel may be filler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@
 //!     for each panel of rows:  y += x · buffer
 //! ```
 
-use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
+use super::blocking::{RowPanels, SPANS_TOGETHER, Steps, Tasks, take, with_buffers};
 use super::{Input, Output, Packed, Rows, Scratch};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
@@ -31,6 +31,11 @@ const BLOCK_PLACES: usize = 512;
 /// Places whose products tiles add up by themselves before they add that to a sum: in one long sum of like terms roundings add up too, and it
 /// would leave the bound. A multiple of the places of every tile of codes.
 pub(super) const RUN: usize = 96;
+
+/// Places whose sums are added up by themselves where rows are many, whole blocks: where groups fill their tiles with little, or rows are
+/// very long, there are many runs.
+pub(super) const PLACES_TOGETHER: usize = SPANS_TOGETHER * RUN;
+const _: () = assert!(PLACES_TOGETHER.is_multiple_of(BLOCK_PLACES));
 
 /// Below this many elements of x, one thread packs them all.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
@@ -144,8 +149,11 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
         let steps = Steps { panels, wide: tile_panels };
         let tile_len = height * tile_panels * PANEL;
         let sums_len = tile_len * row_panels.len() * steps.count();
-        with_buffers([sums_len, BLOCK_PLACES * tile_panels * PANEL], |sums, buffer| {
+        let in_runs = places > PLACES_TOGETHER;
+        let all_len = if in_runs { 2 * sums_len } else { sums_len };
+        with_buffers([all_len, BLOCK_PLACES * tile_panels * PANEL], |sums, buffer| {
             sums.fill(0.0);
+            let (sums, totals) = sums.split_at_mut(sums_len);
             for start in (0..places).step_by(BLOCK_PLACES) {
                 let block = start..(start + BLOCK_PLACES).min(places);
                 for step in 0..steps.count() {
@@ -163,6 +171,12 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
                         unsafe { (if width == tile_panels { wide } else { narrow })(x, buffer, c) };
                     }
                 }
+                if in_runs && block.end.is_multiple_of(PLACES_TOGETHER) {
+                    take(cpu.caps().isa, sums, totals);
+                }
+            }
+            if in_runs {
+                take(cpu.caps().isa, totals, sums);
             }
             for step in 0..steps.count() {
                 let (panel, width) = steps.get(step);

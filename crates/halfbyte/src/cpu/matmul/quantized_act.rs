@@ -13,12 +13,11 @@
 //! which is the four-term formula `Σ (sA·qA + oA)(sB·qB' + oB)`, with `qB' = qB − zB` where the weight has a zero point
 //! and `oB` where it has a float offset instead.
 
-use super::blocking::{RowPanels, SPANS_TOGETHER, Steps, Tasks, with_buffers};
+use super::blocking::{RowPanels, SPANS_TOGETHER, Steps, Tasks, take, with_buffers};
 use super::encode::{Pixels, encode_row};
 use super::{Input, Output, Packed, Rows, Scratch};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
-use crate::cpu::isa::per_isa;
 use crate::cpu::transpose::transpose;
 use crate::format::Act;
 use crate::layout::cpu_n16::{CpuN16, PANEL, Span};
@@ -201,16 +200,6 @@ fn tiles_of_group(w: &CpuN16) -> Option<usize> {
     let tiles = w.spans().first()?.tiles;
     let is_group = |(i, span): (usize, &Span)| (span.group, span.tile, span.tiles) == (i, i * tiles, tiles);
     w.spans().iter().enumerate().all(is_group).then_some(tiles)
-}
-
-per_isa! {
-    /// Adds a run's sums to others, and leaves zeros for the next run.
-    fn take(run: &mut [f32], c: &mut [f32]) {
-        for (c, sum) in c.iter_mut().zip(run) {
-            *c += *sum;
-            *sum = 0.0;
-        }
-    }
 }
 
 /// Runs of spans, each of so many places at most, or of one longer span, none across a multiple of `together`; one that is empty where there
