@@ -7,9 +7,9 @@ use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cpu::Cpu;
 use crate::cpu::isa::Caps;
 use crate::error::{Error, Result};
+use crate::format::Format;
 use crate::format::reference::Bound;
-use crate::format::{Act, Format, QTensor};
-use crate::tensor::{Float, Floats};
+use crate::tensor::Float;
 
 const OP: &str = "conv2d";
 
@@ -30,22 +30,11 @@ pub struct Conv2d<D: Device = Cpu> {
 }
 
 impl Conv2d<Cpu> {
-    /// Packs a quantised weight `[co, k]` for a CPU, whichever [`Cpu`] will convolve. *Errors:* those of [`Conv2d::on`], an
-    /// instruction set in `HALFBYTE_ISA` that the processor does not have.
-    pub fn new(w: &QTensor, act: Act, geometry: Geometry) -> Result<Self> {
-        Self::on_caps(Weight::Quantized(w, act), geometry)
-    }
-
-    /// The same with floats `[co, k]`, which are multiplied exactly.
-    pub fn dense(w: Floats<'_>, geometry: Geometry) -> Result<Self> {
-        geometry.validate()?;
-        Self::on_caps(Weight::Dense(w, [geometry.co, geometry.k()]), geometry)
-    }
-
-    fn on_caps(weight: Weight<'_>, geometry: Geometry) -> Result<Self> {
+    /// Packs a weight `[co, k]` for a CPU, whichever [`Cpu`] will convolve. *Errors:* those of [`Conv2d::on`], an instruction
+    /// set in `HALFBYTE_ISA` that the processor does not have.
+    pub fn new(weight: Weight<'_>, geometry: Geometry) -> Result<Self> {
         check_weight(&weight, &geometry)?;
-        let caps = Caps::detect_within_environment()?;
-        Self::of(geometry, on_cpu::Conv2d::new(caps, weight, geometry))
+        Self::of(geometry, on_cpu::Conv2d::new(Caps::detect_within_environment()?, weight, geometry))
     }
 }
 

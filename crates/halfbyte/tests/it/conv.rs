@@ -10,7 +10,7 @@ use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::isa::Isa;
 use halfbyte::format::reference::{self, Bound, Product};
-use halfbyte::ops::{Activation, Conv2d};
+use halfbyte::ops::{Activation, Conv2d, Weight};
 use halfbyte::quantize::{Rtn, rtn, rtn_conv2d};
 use halfbyte::{Act, Float, Floats, FloatsMut};
 
@@ -173,7 +173,7 @@ fn every_geometry_format_layout_and_type_is_within_the_bound() {
                     y_type: TYPES[(turn / 3 + c) % 3],
                     y_layout: LAYOUTS[(turn / 2 + c) % 2],
                 };
-                let conv = Conv2d::new(&w, format.act, geometry).unwrap();
+                let conv = Conv2d::new(Weight::Quantized(&w, format.act), geometry).unwrap();
                 assert_eq!(conv.format(), Some(format));
                 let kernel = conv.kernel(cpu, batch, size, x_type, case.y_type).unwrap();
                 seen.insert(kernel);
@@ -209,7 +209,7 @@ fn many_pixels_and_channels_cross_every_slab() {
             for cpu in with_each_caps(3).iter().filter(|cpu| cpu.caps().isa != Isa::Plain) {
                 let (x_layout, y_layout) = (LAYOUTS[i % 2], LAYOUTS[i / 2]);
                 let case = Case { shape: &shape, x: &x, x_type, x_layout, y_type: Float::F32, y_layout };
-                let y = case.forward(Conv2d::new(&w, format.act, geometry).unwrap(), cpu);
+                let y = case.forward(Conv2d::new(Weight::Quantized(&w, format.act), geometry).unwrap(), cpu);
                 check(&y, &reference, geometry.k(), Float::F32, &format!("{name} {geometry:?} on {:?}", cpu.caps()));
             }
         }
@@ -237,7 +237,8 @@ fn dense_weights_of_every_type() {
         for cpu in &cpus {
             for (x_layout, y_layout) in LAYOUTS.iter().flat_map(|&x| LAYOUTS.map(|y| (x, y))) {
                 let case = Case { shape: &shape, x: &x, x_type, x_layout, y_type: Float::F32, y_layout };
-                let y = case.forward(Conv2d::dense(floats, geometry).unwrap(), cpu);
+                let y = case
+                    .forward(Conv2d::new(Weight::Dense(floats, [geometry.co, geometry.k()]), geometry).unwrap(), cpu);
                 check(&y, &reference, geometry.k(), Float::F32, &format!("dense {dtype} {geometry:?} {size:?}"));
             }
         }
@@ -286,7 +287,10 @@ fn convolutions_of_other_software() {
         }
         for cpu in &cpus {
             for (x_layout, y_layout) in LAYOUTS.iter().flat_map(|&x| LAYOUTS.map(|y| (x, y))) {
-                let conv = Conv2d::dense(Floats::F32(&w), geometry).unwrap().with_bias(bias.clone()).unwrap();
+                let conv = Conv2d::new(Weight::Dense(Floats::F32(&w), [geometry.co, geometry.k()]), geometry)
+                    .unwrap()
+                    .with_bias(bias.clone())
+                    .unwrap();
                 let case = Case { shape: &shape, x: &x, x_type: Float::F32, x_layout, y_type: Float::F32, y_layout };
                 for (i, (y, &want)) in case.forward(conv, cpu).iter().zip(&want).enumerate() {
                     let error = (f64::from(*y) - want).abs();
@@ -313,7 +317,7 @@ fn the_same_bits_whatever_the_number_of_threads() {
             let x = rounded(&random.activations(shape.x_len()), x_type);
             let [x_layout, y_layout] = LAYOUTS;
             let case = Case { shape: &shape, x: &x, x_type, x_layout, y_type: Float::F32, y_layout };
-            let conv = || Conv2d::new(&w, format.act, geometry).unwrap();
+            let conv = || Conv2d::new(Weight::Quantized(&w, format.act), geometry).unwrap();
             for (a, b) in with_each_caps(1).iter().zip(&with_each_caps(5)) {
                 let one = case.forward(conv(), a);
                 assert_eq!(one, case.forward(conv(), b), "{name} {:?}", a.caps());
@@ -343,7 +347,7 @@ fn an_image_has_the_same_codes_wherever_it_is_seen() {
             y_type: Float::F32,
             y_layout: Layout2d::Nchw,
         };
-        let y = case.forward(Conv2d::new(&w, Act::A8, geometry).unwrap(), &cpu);
+        let y = case.forward(Conv2d::new(Weight::Quantized(&w, Act::A8), geometry).unwrap(), &cpu);
         let scale = 127.0 * w.scales()[0];
         for (i, y) in y.iter().enumerate() {
             let (row, column) = ((i / 7 + position / 3).wrapping_sub(1), (i % 7 + position % 3).wrapping_sub(1));
@@ -368,7 +372,7 @@ fn bias_and_activation_come_last() {
             [Activation::None, Activation::Relu, Activation::Relu6, Activation::Clamp(-0.5, 0.25), Activation::Silu]
         {
             for y_layout in LAYOUTS {
-                let conv = Conv2d::new(&w, format.act, geometry).unwrap();
+                let conv = Conv2d::new(Weight::Quantized(&w, format.act), geometry).unwrap();
                 let conv = conv.with_bias(bias.clone()).unwrap().with_activation(activation);
                 let (x_type, x_layout) = (Float::F32, Layout2d::Nhwc);
                 let case = Case { shape: &shape, x: &x, x_type, x_layout, y_type: Float::F32, y_layout };
@@ -405,7 +409,7 @@ fn nan_and_infinity_reach_every_pixel_that_sees_them_and_no_other() {
             for (cpu, x_type) in with_each_caps(2).iter().flat_map(|cpu| [(cpu, Float::F32), (cpu, Float::BF16)]) {
                 let [x_layout, y_layout] = LAYOUTS;
                 let case = Case { shape: &shape, x: &x, x_type, x_layout, y_type: Float::F32, y_layout };
-                let y = case.forward(Conv2d::new(&w, format.act, geometry).unwrap(), cpu);
+                let y = case.forward(Conv2d::new(Weight::Quantized(&w, format.act), geometry).unwrap(), cpu);
                 let mut spoilt = 0;
                 for (i, y) in y.iter().enumerate() {
                     let (channel, row, column) = (i / 42, i / 7 % 6, i % 7);

@@ -19,7 +19,7 @@ use crate::timing::{Effort, Measured, measure};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
 use halfbyte::format::reference::{self, Bound};
-use halfbyte::ops::Conv2d;
+use halfbyte::ops::{Conv2d, Weight};
 use halfbyte::{Act, Float, Floats, FloatsMut, QTensor};
 use plan::{Shape, plan};
 use serde::Serialize;
@@ -216,8 +216,8 @@ impl Source {
 
     fn pack(&self, geometry: Geometry) -> Result<Conv2d> {
         Ok(match self {
-            Source::Quantized(w, act) => Conv2d::new(w, *act, geometry)?,
-            Source::Dense(w) => Conv2d::dense(w.floats(), geometry)?,
+            Source::Quantized(w, act) => Conv2d::new(Weight::Quantized(w, *act), geometry)?,
+            Source::Dense(w) => Conv2d::new(Weight::Dense(w.floats(), [geometry.co, geometry.k()]), geometry)?,
         })
     }
 }

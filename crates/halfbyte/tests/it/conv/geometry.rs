@@ -3,7 +3,7 @@
 use crate::data::{Random, parse};
 use halfbyte::conv::{Conv2dShape, Geometry};
 use halfbyte::cpu::Cpu;
-use halfbyte::ops::Conv2d;
+use halfbyte::ops::{Conv2d, Weight};
 use halfbyte::{Act, Floats, FloatsMut};
 
 #[test]
@@ -50,7 +50,7 @@ fn sizes_of_outputs_and_what_is_no_convolution() {
     ] {
         assert!(Conv2dShape::new(broken, 1, [4, 4]).is_err(), "{broken:?}");
         assert!(broken.weight_rows(&[0.0f32; 8]).is_err(), "{broken:?}");
-        assert!(Conv2d::dense(Floats::F32(&[0.0; 8]), broken).is_err(), "{broken:?}");
+        assert!(Conv2d::new(Weight::Dense(Floats::F32(&[0.0; 8]), [broken.co, 8]), broken).is_err(), "{broken:?}");
     }
     assert!(Conv2dShape::new(new(3, 8, [1, 1]), usize::MAX / 4, [4, 4]).is_err());
     assert!(Conv2dShape::new(new(3, 8, [1, 1]), 1, [usize::MAX, 4]).is_err());
@@ -63,7 +63,7 @@ fn wrong_weights_and_lengths_are_errors() {
     let format = parse("w4a16-g8");
     let w = random.qtensor(format.weight, [4, 72], false);
     let cpu = Cpu::new(1).unwrap();
-    let conv = Conv2d::new(&w, format.act, geometry).unwrap();
+    let conv = Conv2d::new(Weight::Quantized(&w, format.act), geometry).unwrap();
     let mut y = [0.0; 16];
     let mut forward = |x: usize, y_len: usize, batch: usize| {
         let y = FloatsMut::F32(&mut y[..y_len]);
@@ -75,13 +75,17 @@ fn wrong_weights_and_lengths_are_errors() {
     assert!(forward(128, 16, usize::MAX).is_err());
     assert!(conv.with_bias(vec![0.0; 5]).is_err());
 
-    let error = Conv2d::new(&w, format.act, Geometry::new(9, 4, [3, 3])).unwrap_err();
+    let error = Conv2d::new(Weight::Quantized(&w, format.act), Geometry::new(9, 4, [3, 3])).unwrap_err();
     assert_eq!(error.to_string(), "conv2d: expected a weight of 4 × 81, got 4 × 72");
     let across = random.qtensor(parse("w4a16-g9").weight, [4, 72], false);
-    assert!(Conv2d::new(&across, Act::A16, geometry).unwrap_err().to_string().contains("groups of 9"));
+    assert!(
+        Conv2d::new(Weight::Quantized(&across, Act::A16), geometry).unwrap_err().to_string().contains("groups of 9")
+    );
     let shuffled = random.qtensor(format.weight, [4, 72], true);
-    assert!(Conv2d::new(&shuffled, Act::A16, geometry).unwrap_err().to_string().contains("act-order"));
-    assert!(Conv2d::dense(Floats::F32(&[0.0; 287]), geometry).is_err());
+    assert!(
+        Conv2d::new(Weight::Quantized(&shuffled, Act::A16), geometry).unwrap_err().to_string().contains("act-order")
+    );
+    assert!(Conv2d::new(Weight::Dense(Floats::F32(&[0.0; 287]), [geometry.co, geometry.k()]), geometry).is_err());
     let whole = w.rows(0..4).unwrap();
     assert_eq!(whole, w);
     assert!(w.rows(1..5).is_err());

@@ -89,7 +89,7 @@ fn convolutions() {
     for groups in [1, 16] {
         let (geometry, size) = (geometry(16, groups), [24, 24]);
         let w = noise(3, geometry.co * geometry.k());
-        let layer = Conv2d::dense(Floats::from(&w), geometry).unwrap();
+        let layer = Conv2d::new(Weight::Dense(Floats::from(&w), [geometry.co, geometry.k()]), geometry).unwrap();
         let x = noise(4, 16 * 24 * 24);
         both_end("convolution", move |cpu, _| {
             let mut y = vec![0.0; x.len()];
