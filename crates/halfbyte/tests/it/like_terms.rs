@@ -2,6 +2,7 @@
 
 use crate::cpu::with_each_caps;
 use crate::data::{Random, parse};
+use half::bf16;
 use halfbyte::conv::Geometry;
 use halfbyte::cpu::Cpu;
 use halfbyte::format::reference::{self, Bound, Product};
@@ -38,14 +39,19 @@ fn like_terms_do_not_drift_from_the_bound() {
                     .unwrap();
                 let want: f64 = reference::dequantize(&q)[..k].iter().map(|w| w * f64::from(x)).sum();
                 let layer = Linear::on(&cpu, Weight::Quantized(&q, format.act)).unwrap();
-                // Its tiles add up to 256 columns of a group by themselves (docs/limits.md).
-                if layer.kernel(&cpu, m, Float::F32, Float::F32).unwrap() == "a16_amx" {
-                    continue;
-                }
                 layer.forward(&cpu, &vec![x; m * k], m, &mut y).unwrap();
                 let allowed = Bound::new(Float::F32, k).allowed(want);
-                let worst = y.iter().map(|&y| (f64::from(y) - want).abs() / allowed).fold(0.0, f64::max);
-                assert!(worst <= 1.0, "{name} on {:?}, {m} rows of {k}: {worst} of what is allowed", cpu.caps().isa);
+                let worst = |y: &[f32], want: f64, allowed: f64| {
+                    y.iter().map(|&y| (f64::from(y) - want).abs() / allowed).fold(0.0, f64::max)
+                };
+                let of_f32 = worst(&y, want, allowed);
+                assert!(of_f32 <= 1.0, "{name} on {:?}, {m} rows of {k}: {of_f32} of what is allowed", cpu.caps().isa);
+                let x_half = bf16::from_f32(x);
+                layer.forward(&cpu, &vec![x_half; m * k], m, &mut y).unwrap();
+                let ratio = x_half.to_f64() / f64::from(x);
+                let of_bf16 = worst(&y, want * ratio, allowed * ratio);
+                let kernel = layer.kernel(&cpu, m, Float::BF16, Float::F32).unwrap();
+                assert!(of_bf16 <= 1.0, "{name} by {kernel}, {m} rows of {k} in bf16: {of_bf16} of what is allowed");
             }
         }
     }
@@ -82,18 +88,24 @@ fn like_terms_of_many_groups_do_not_drift_from_the_bound() {
                 let one = rtn((&vec![w; k]).into(), [1, k], format.weight, Rtn::default()).unwrap();
                 let Product { value, magnitude } = reference::linear(&vec![x; k], 1, &one, format.act);
                 let allowed = Bound::new(Float::F32, k).allowed(magnitude[0]);
+                let of_halves = reference::linear(&vec![bf16::from_f32(x).to_f32(); k], 1, &one, format.act);
+                let allowed_of_halves = Bound::new(Float::F32, k).allowed(of_halves.magnitude[0]);
                 for cpu in &cpus {
                     let layer = Linear::on(cpu, Weight::Quantized(&q, format.act)).unwrap();
                     for m in [1, 5, 14, 33] {
-                        // Their tiles have long sums (docs/limits.md).
-                        if layer.kernel(cpu, m, Float::F32, Float::F32).unwrap().ends_with("amx") {
-                            continue;
-                        }
                         let mut y = vec![0f32; m * 16];
+                        let check = |layer: &Linear, dtype, value: f64, allowed: f64, y: &[f32]| {
+                            let worst = y.iter().map(|&y| (f64::from(y) - value).abs() / allowed).fold(0.0, f64::max);
+                            let kernel = layer.kernel(cpu, m, dtype, Float::F32).unwrap();
+                            assert!(
+                                worst <= 1.0,
+                                "{name} by {kernel}, {m} rows of {k} in {dtype}: {worst} of the bound"
+                            );
+                        };
                         layer.forward(cpu, &vec![x; m * k], m, &mut y).unwrap();
-                        let worst = y.iter().map(|&y| (f64::from(y) - value[0]).abs() / allowed).fold(0.0, f64::max);
-                        let isa = cpu.caps().isa;
-                        assert!(worst <= 1.0, "{name} on {isa:?}, {m} rows of {k}: {worst} of what is allowed");
+                        check(&layer, Float::F32, value[0], allowed, &y);
+                        layer.forward(cpu, &vec![bf16::from_f32(x); m * k], m, &mut y).unwrap();
+                        check(&layer, Float::BF16, of_halves.value[0], allowed_of_halves, &y);
                     }
                 }
             }

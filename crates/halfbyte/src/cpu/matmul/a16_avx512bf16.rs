@@ -8,9 +8,10 @@
 //! for each task (outputs × rows), for each block along k:
 //!     for each two panels of outputs:
 //!         buffer[place / 2][output][2] = code − zero                                  bf16
-//!         for each panel of rows, for each span of the block:
+//!         for each panel of rows, for each run of up to 96 places of a span of the block:
 //!             sum = Σ x · buffer                            vdpbf16ps, all sums of the tile in registers
 //!             y += scale · sum
+//!     with more than 128 runs, after each 128 or a few less:  all += y, y = 0
 //! epilogue
 //! ```
 //!
@@ -19,7 +20,8 @@
 //!
 //! `vdpbf16ps` takes denormal numbers for zero, in x and in the sums: an activation below 2⁻¹²⁶ counts as 0.
 
-use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
+use super::blocking::{RowPanels, SPANS_TOGETHER, Steps, Tasks, take, with_buffers};
+use super::exact_act::RUN;
 use super::{Input, Output, Packed, Rows, Scratch, at_least, exact};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
@@ -46,6 +48,7 @@ const BLOCK_PLACES: usize = 512;
 
 /// Pieces of spans in a block at most: a span takes a tile, which has 4 places or more.
 const BLOCK_PIECES: usize = BLOCK_PLACES / 4;
+const _: () = assert!(BLOCK_PIECES <= SPANS_TOGETHER);
 
 /// Below this many elements of x, one thread packs them all.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
@@ -118,12 +121,22 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
         let steps = Steps { panels, wide: TILE_PANELS };
         let tile_len = height * TILE_PANELS * PANEL;
         let sums_len = tile_len * row_panels.len() * steps.count();
-        with_buffers([sums_len, (BLOCK_PLACES / 2 + BLOCK_PIECES) * TILE_PANELS * PANEL], |sums, buffer| {
+        let in_runs = sums_of(w, 0..places) > SPANS_TOGETHER;
+        let all_len = if in_runs { 2 * sums_len } else { sums_len };
+        with_buffers([all_len, (BLOCK_PLACES / 2 + BLOCK_PIECES) * TILE_PANELS * PANEL], |sums, buffer| {
             let (buffer, scales) = buffer.split_at_mut(BLOCK_PLACES / 2 * TILE_PANELS * PANEL);
             let buffer: &mut [u32] = bytemuck::cast_slice_mut(buffer);
             sums.fill(0.0);
+            let (sums, totals) = sums.split_at_mut(sums_len);
+            let mut together = 0;
             for start in (0..places).step_by(BLOCK_PLACES) {
                 let block = start..(start + BLOCK_PLACES).min(places);
+                let count = sums_of(w, block.clone());
+                if in_runs && together + count > SPANS_TOGETHER {
+                    take(Isa::Avx512, sums, totals);
+                    together = 0;
+                }
+                together += count;
                 for step in 0..steps.count() {
                     let (panel, width) = steps.get(step);
                     let (product, stride) = (if width == TILE_PANELS { wide } else { narrow }, width * PANEL);
@@ -137,13 +150,18 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
                         let c = &mut sums[at * tile_len..][..height * stride];
                         let x = &x[p * x_len + block.start / 2 * height..p * x_len + block.end / 2 * height];
                         for (piece, scales) in pieces(w, block.clone()).zip(scales.chunks_exact(stride)) {
-                            let (first, end) = (piece.places.start / 2, piece.places.end / 2);
-                            let (x, w) = (&x[first * height..end * height], &buffer[first * stride..end * stride]);
-                            // SAFETY: as above.
-                            unsafe { product(x, w, scales, c) };
+                            for run in piece.runs(w.columns_per_tile()) {
+                                let (first, end) = (run.start / 2, run.end / 2);
+                                let (x, w) = (&x[first * height..end * height], &buffer[first * stride..end * stride]);
+                                // SAFETY: as above.
+                                unsafe { product(x, w, scales, c) };
+                            }
                         }
                     }
                 }
+            }
+            if in_runs {
+                take(Isa::Avx512, totals, sums);
             }
             for step in 0..steps.count() {
                 let (panel, width) = steps.get(step);
@@ -166,6 +184,15 @@ struct Piece {
     places: Range<usize>,
 }
 
+impl Piece {
+    /// Even parts of whole tiles, of [`RUN`] places at most, whose products are added up by themselves.
+    fn runs(&self, per_tile: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (places, runs) = (self.places.clone(), self.places.len().div_ceil(RUN).max(1));
+        let run = places.len().div_ceil(runs).next_multiple_of(per_tile).max(per_tile);
+        places.clone().step_by(run).map(move |from| from..(from + run).min(places.end))
+    }
+}
+
 /// The pieces of a block, in order.
 fn pieces(w: &CpuN16, block: Range<usize>) -> impl Iterator<Item = Piece> {
     let per_tile = w.columns_per_tile();
@@ -175,6 +202,11 @@ fn pieces(w: &CpuN16, block: Range<usize>) -> impl Iterator<Item = Piece> {
         let places = first.max(block.start) - block.start..end.min(block.end) - block.start;
         Piece { group: s.group, places }
     })
+}
+
+/// How many sums the products of a block are.
+fn sums_of(w: &CpuN16, block: Range<usize>) -> usize {
+    pieces(w, block).map(|piece| piece.runs(w.columns_per_tile()).count()).sum()
 }
 
 /// Brings the rows of a panel of x to the order of places, in pairs, `[place / 2][height]`; filler is 0.

@@ -8,16 +8,18 @@
 //!         for each 32 rows, for each piece, for each 16 of them:
 //!             sums = Σ x · buffer         in tiles, while the sums before are stored
 //!             y += scales · the sums before
+//!     with more than 128 pieces, after each 128:  all += y, y = 0
 //! epilogue
 //! ```
 //!
 //! A *piece* is a span, or a part of a long one. It takes whole steps along k, of as many bytes as the longest piece asks for;
 //! past its end both operands hold 0.
 
-use super::blocking::{RowPanels, Tasks, with_buffers};
+use super::blocking::{RowPanels, SPANS_TOGETHER, Tasks, take, with_buffers};
 use super::{Output, Scratch};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
+use crate::cpu::isa::Isa;
 use crate::cpu::x86::amx::{self, ROW_BYTES, ROWS, Set, Sums, Tiles};
 use crate::kernel::Problem;
 use crate::layout::cpu_n16::{CpuN16, PANEL, Span};
@@ -62,7 +64,7 @@ impl Piece {
 #[derive(Clone, Debug)]
 pub(super) struct Pieces {
     all: Vec<Piece>,
-    /// Runs of pieces, each as long as a block at most.
+    /// Runs of pieces, each as long as a block at most, and none across a multiple of [`SPANS_TOGETHER`].
     blocks: Vec<Range<usize>>,
     /// Bytes of a step in a row of x.
     step: usize,
@@ -95,7 +97,8 @@ impl Pieces {
         while first < all.len() {
             let start = all[first].step;
             let fits = |piece: &&mut Piece| piece.step + piece.steps - start <= BLOCK_BYTES / step;
-            let end = first + all[first..].iter_mut().take_while(fits).count().max(1);
+            let together = SPANS_TOGETHER - first % SPANS_TOGETHER;
+            let end = first + all[first..].iter_mut().take(together).take_while(fits).count().max(1);
             let steps = all[end - 1].step + all[end - 1].steps - start;
             all[first..end].iter_mut().for_each(|piece| piece.block = [start, steps]);
             blocks.push(first..end);
@@ -274,32 +277,36 @@ impl<O: Operands> Product<'_, O> {
         let pair = |first: usize| [first, (first + 1).min(panels.end - 1)];
         let most = self.pieces.blocks.iter().map(|block| block.len()).max().unwrap_or(0);
         let (w_len, outputs_len) = (2 * BLOCK_BYTES * PANEL / 4, most * size_of::<O::Outputs>() / 4);
-        with_buffers([rows.len() * pairs.len() * TILE * TILE, w_len + outputs_len], |c, buffer| {
+        let (c_len, in_runs) = (rows.len() * pairs.len() * TILE * TILE, self.pieces.all.len() > SPANS_TOGETHER);
+        with_buffers([if in_runs { 2 * c_len } else { c_len }, w_len + outputs_len], |c, buffer| {
+            let (c, all) = c.split_at_mut(c_len);
             let (buffer, outputs) = buffer.split_at_mut(w_len);
             let outputs: &mut [O::Outputs] = bytemuck::cast_slice_mut(outputs);
-            if self.pieces.all.is_empty() {
-                c.fill(0.0);
-            }
+            c.fill(0.0);
+            all.fill(0.0);
             // SAFETY: `select` found AMX.
             let tiles = unsafe { Tiles::new(self.pieces.step) };
-            for block in &self.pieces.blocks {
-                let block = &self.pieces.all[block.clone()];
-                let mut c = c.chunks_exact_mut(TILE * TILE);
+            for range in &self.pieces.blocks {
+                let block = &self.pieces.all[range.clone()];
+                let mut tiles_of_c = c.chunks_exact_mut(TILE * TILE);
                 for panels in pairs.clone().map(pair) {
                     let w = self.convert(block, panels, bytemuck::cast_slice_mut(buffer));
                     for (outputs, piece) in outputs.iter_mut().zip(block) {
                         // SAFETY: `select` found AMX, which no processor has without AVX-512.
                         *outputs = unsafe { self.operands.outputs(panels, piece) };
                     }
-                    for (rows, c) in rows.clone().zip(&mut c) {
-                        if block[0].step == 0 {
-                            c.fill(0.0);
-                        }
+                    for (rows, c) in rows.clone().zip(&mut tiles_of_c) {
                         self.block(&tiles, (block, outputs), w, rows, c);
                     }
                 }
+                if in_runs && range.end.is_multiple_of(SPANS_TOGETHER) {
+                    take(Isa::Avx512, c, all);
+                }
             }
             drop(tiles);
+            if in_runs {
+                take(Isa::Avx512, all, c);
+            }
             // A row's outputs of some pairs are stored at once.
             let mut line = [0.0; STORED_PAIRS * TILE];
             for first in (0..pairs.len()).step_by(STORED_PAIRS) {
@@ -413,6 +420,8 @@ mod tests {
                 }
                 assert_eq!((next, step), (w.places(), pieces.steps()));
                 assert_eq!(pieces.blocks.iter().map(|block| block.len()).sum::<usize>(), pieces.all.len());
+                let runs = |block: &Range<usize>| block.start / SPANS_TOGETHER == (block.end - 1) / SPANS_TOGETHER;
+                assert!(pieces.blocks.iter().all(runs), "{name}: {:?}", pieces.blocks);
                 let mut x: Vec<Range<usize>> = (0..3)
                     .flat_map(|t| pieces.all.iter().map(move |piece| (t, piece)))
                     .map(|(t, piece)| pieces.x(piece, [t, 3]))
