@@ -100,9 +100,10 @@ struct TileOfRing {
               at = boxes_of(ring + in_ring * STAGE) + run % RUNS_OF_STAGE * BOX + i % BOX_POSITIONS * 128;
     return {at, at >> 7 & 7};
   }
-  // All that was loaded of the run has been multiplied.
+  // All that is needed of the run is on its way to registers.
   __device__ __forceinline__ void free(u32 run) {
     if ((run + 1) % RUNS_OF_STAGE) return;
+    loads_before_copies();
     __syncwarp();
 #pragma unroll
     for (u32 i = 0; i < STAGES_OF_RUN; i++) {

@@ -258,6 +258,7 @@ DEV void multiply_groups_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], in
         for (int p = 0; p < STRIPS; p++) promote_block(sum[p] + 4 * e, acc[p], e, w[p], x);
       }
     }
+    loads_before_copies();
     c.release(c.r.empty + 8 * c.t.stage);
     c.advance();
   } while (--left > 0);

@@ -115,6 +115,9 @@ __global__ void __launch_bounds__(32 * (Ring<TOKENS>::STRIPS + 1), 1)
 #pragma unroll 1
     for (u32 step = 0; step < steps; step++) {
       mbarrier_wait(base + R::FULL + 8 * stage, phase);
+      // The stage before is free: what was loaded of it has been multiplied in the last turn of this loop.
+      __syncwarp();
+      if (lane == 0 && (tile || step)) mbarrier_arrive(base + R::EMPTY + 8 * (stage ? stage - 1 : R::STAGES - 1));
 #pragma unroll
       for (u32 i = 0; has_outputs && i < COLUMNS / 16; i++) {
         u32 a[4];
@@ -127,8 +130,6 @@ __global__ void __launch_bounds__(32 * (Ring<TOKENS>::STRIPS + 1), 1)
           mma_sync<BF16>(of_run[b + 1], a, v[2], v[3]);
         }
       }
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(base + R::EMPTY + 8 * stage);
       if (++stage == R::STAGES) stage = 0, phase ^= 1;
       if (step % 4 < 3 && step + 1 < steps) continue;
 #pragma unroll
