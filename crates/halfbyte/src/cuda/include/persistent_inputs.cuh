@@ -9,17 +9,17 @@
 // A product's input.
 struct Input {
   bool pairs;  // or the stream
+  bool for_shares;  // this block has no row of the product, but experts' shares need what the norm divides by
   bool shared_out;  // pairs of experts, each of which has its share
   const u32* words;
   u32 count;  // of words
   Norm norm;  // of the stream
   NormBehind behind;
   const u32* sums;  // of the stream, where its mean comes from these
-  const void* router;  // of experts, or null
 };
-// Whether all of it is looked at before it is multiplied: x has one rule, or the norm or a choice needs all.
+// Whether all of it is looked at before it is multiplied: x has one rule, or the norm needs all.
 DEV bool looks_at_all(const Input& of) {
-  return WHOLE || !of.pairs && (LAYER_NORM && !MEAN_OF_SUMS || EXPERTS && of.router != nullptr);
+  return WHOLE || !of.pairs && (LAYER_NORM && !MEAN_OF_SUMS || EXPERTS && of.for_shares);
 }
 
 // Two halves at a time; what is infinite or NaN stays greatest.
@@ -77,8 +77,7 @@ template <class Then> DEV void look_at_input(const Params& p, const Shared& m, c
     then();
     make_whole(m, of);
   } else {
-    look_at_stream<WHOLE || EXPERTS, false>(p, m, of.words, of.norm, of.behind, of.router, then,
-                                            [](u32, const float (&)[4]) {});
+    look_at_stream<WHOLE, false>(p, m, of.words, of.norm, of.behind, then, [](u32, const float (&)[4]) {});
   }
   sync();
 }

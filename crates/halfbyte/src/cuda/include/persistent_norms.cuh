@@ -135,12 +135,12 @@ template <bool SQUARES> DEV void leave_sum(float* of_warps, const uint4 (&v)[LOA
   if ((thread_index() & 31) == 0) of_warps[thread_index() / 32] = sum;
 }
 // All threads look at the whole stream and leave what its norm needs to know: the sum of squares, or the mean and what
-// is divided by. `then` is done before, when all threads have ended what comes before. Where columns are NEEDED, the
-// router's rows that this block has (null: none) are multiplied with them, and they become a WHOLE x; or, of the LAST
-// norm, `each` gets the place of four and what the norm makes of them, and the sum is known. A barrier must follow.
+// is divided by. `then` is done before, when all threads have ended what comes before. Where columns are NEEDED, they
+// become a WHOLE x; or, of the LAST norm, `each` gets the place of four and what the norm makes of them, and the sum is
+// known. A barrier must follow.
 template <bool NEEDED, bool LAST, class Then, class Each>
 DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const Norm& norm, const NormBehind& behind,
-                        const void* router, Then&& then, Each&& each) {
+                        Then&& then, Each&& each) {
   constexpr u32 LOADS = LOADS_OF_STREAM;
   constexpr bool EARLY = NEEDED && LOADS <= (LAYER_NORM ? 4 : 8);  // where registers hold them beside the stream
   NormColumns<LAYER_NORM> early[EARLY ? LOADS : 1];
@@ -148,8 +148,6 @@ DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const
   auto place = [&](u32 i) { return 4 * (thread_index() + i * THREADS); };
 #pragma unroll
   for (u32 i = 0; EARLY && i < LOADS; i++) early[EARLY ? i : 0].load(norm, place(i) < HIDDEN ? place(i) : 0);
-  RowsOfRouter rows;
-  rows.load(router);
   sync();
   then();
   auto at = [&](u32 i) { return place(i) < HIDDEN ? from + place(i) : nullptr; };
@@ -186,14 +184,12 @@ DEV void look_at_stream(const Params& p, const Shared& m, const u32* from, const
     if (!EARLY) late.load(norm, place(i));
     float x[4];
     (EARLY ? early[EARLY ? i : 0] : late).of(m, v[i], x);
-    rows.add(i, x);
     if (LAST) each(place(i), x);
     if (WHOLE) {
       greatest = max(greatest, greatest_of(x));
       v[i] = make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
     }
   }
-  rows.leave(m);
   if constexpr (WHOLE && !LAST) {
     const Step of = rule_of_all(m, greatest);
 #pragma unroll

@@ -140,11 +140,15 @@ DEV u32 again(u32 v) {
 }
 // Sums of a stream: those of each warp that leaves rows of it, of all blocks; of each rank.
 constexpr u32 SUMS_OF_STREAM = ((HIDDEN / 16 + BLOCKS - 1) / BLOCKS + 3) / 4, SUMS_OF_RANK = SUMS_OF_STREAM * BLOCKS;
+// Words of 64 bits that all blocks add to lie apart, so that many slices of the second-level cache add them up: so many
+// together, at multiples of so many.
+constexpr u32 SUMS_TOGETHER = 4, SUMS_APART = 16,
+              WORDS_OF_PLANE = (EXPERTS + SUMS_TOGETHER - 1) / SUMS_TOGETHER * SUMS_APART * 2;
 // Words of a layer: the stream that it begins with; q, k, v; what attention gives; the stream after that; what the gate
-// gives; what the router gives; sums of both streams, or of squares of what is added to them.
+// gives; what the router gives, two planes of 64 bits for each expert; sums of both streams, or of squares of what is added to them.
 constexpr u32 AT_QKV = OF_STREAM * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH,
               AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2, AT_INNER = AT_MIDDLE + OF_STREAM * HIDDEN,
-              AT_LOGITS = AT_INNER + WIDTH / 2, AT_SUMS = AT_LOGITS + (EXPERTS + 3) / 4 * 4,
+              AT_LOGITS = AT_INNER + WIDTH / 2, AT_SUMS = AT_LOGITS + 2 * WORDS_OF_PLANE,
               WORDS_OF_LAYER = AT_SUMS + (MEAN_OF_SUMS || NORMS_BEHIND ? (2 * RANKS * SUMS_OF_RANK + 3) / 4 * 4 : 0);
 static_assert(SUMS_OF_STREAM <= WARPS, "a sum of a warp");
 // A part of attention: sums, then greatest scores, then weights.  Parts lie behind all layers.
@@ -202,8 +206,6 @@ struct __align__(16) Expert {
   const u8* w[2];
   float share;
 };
-// Experts whose logits a block has at most.
-constexpr u32 OF_BLOCK = (EXPERTS + BLOCKS - 1) / BLOCKS;
 // Queries, and sums of attention, lie in rows that begin in different banks.
 constexpr u32 QUERY_ROW = HEAD + 8, SUMS_ROW = HEAD + 4;
 // Rows r and r + 8 of the stream that a block adds to, where no rank has a part of them: what they were last; or
@@ -229,9 +231,9 @@ constexpr u32 X = WARPS * STAGES * STAGE, REDUCE = X + X_BYTES, ANGLES = REDUCE 
               QUERIES = ANGLES + ROPES * most(PAIRS, 2) * 8, KEY = QUERIES + 32 * QUERY_ROW, VALUE = KEY + 2 * HEAD,
               RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_GROUP + 2) * HEAD * 4,
               ROUTED = BARRIERS + WARPS * STAGES * 16, CHOICES = ROUTED + (EXPERTS ? 16 : 0),
-              DOTS = CHOICES + (EXPERTS ? CHOSEN * sizeof(Expert) : 0), PLANS = DOTS + OF_BLOCK * WARPS * 4,
-              LAYERS = PLANS + 4 * sizeof(Plan), OWN = LAYERS + 2 * sizeof(Layer),
-              SHARED_BYTES = OWN + 8 * most_blocks(1) * sizeof(Own);
+              LOGITS = CHOICES + (EXPERTS ? CHOSEN * sizeof(Expert) : 0), ROWS = LOGITS + (EXPERTS + 3) / 4 * 16,
+              PLANS = ROWS + (EXPERTS ? 64 * most_blocks(1) : 0), LAYERS = PLANS + 4 * sizeof(Plan),
+              OWN = LAYERS + 2 * sizeof(Layer), SHARED_BYTES = OWN + 8 * most_blocks(1) * sizeof(Own);
 
 static_assert(SHARED_BYTES == HB_SHARED_BYTES, "the host's sum");
 static_assert(sizeof(Plan) % 16 == 0 && QUERIES % 16 == 0 && LAYERS % 16 == 0, "alignment");
@@ -255,8 +257,9 @@ struct Shared {
   __device__ __forceinline__ u32* turns() const { return at_shared<u32>(REDUCE + 128); }
   __device__ __forceinline__ float2* angles(u32 rope) const { return at_shared<float2>(ANGLES) + rope * PAIRS; }
   __device__ __forceinline__ Expert* chosen() const { return at_shared<Expert>(CHOICES); }
-  // Of the stream with the router's rows that this block has, those of each warp: [OF_BLOCK][WARPS].
-  __device__ __forceinline__ float* dots() const { return at_shared<float>(DOTS); }
+  // Of all experts, before the norm divides; this block's rows of the stream, with the norm's weights.
+  __device__ __forceinline__ float* logits() const { return at_shared<float>(LOGITS); }
+  __device__ __forceinline__ float* rows_of_stream() const { return at_shared<float>(ROWS); }
   __device__ __forceinline__ Plan& plan(u32 product) const { return at_shared<Plan>(PLANS)[product]; }
   // Of this layer, and of the next when that is near.
   __device__ __forceinline__ const Layer& layer(u32 i) const { return at_shared<const Layer>(LAYERS)[i & 1]; }

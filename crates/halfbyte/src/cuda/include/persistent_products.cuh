@@ -152,12 +152,17 @@ DEV void multiply(const Params& p, const Shared& m, u32 number, const Layer& lay
   u32 j = start & 0xffff, left = (run >> 16) - (run & 0xffff);
   u32 x = base + X + (WHOLE ? start >> 16 : warp) * X_OF_WARP;
   InputColumns columns;
+  RowsOfRouter router;
+  if (EXPERTS && product == 2) router.load(m.plan(1), layer.router);
   look_at_input(p, m, input, [&] {
     if (!WHOLE && left) columns.load(input, (start >> 16) * STEPS, left > blocks - j);
     for (u32 i = 0; i < blocks; i++)
       if (adds) sums[i * SUMS_OF_BLOCK] = {0, 0};
   });
-  if (EXPERTS && product == 2) choose(p, m, number >> 2);
+  if (EXPERTS && product == 2) {
+    router.add(m, m.plan(1), logits_of(p, m, number >> 2));
+    choose(p, m, number >> 2);
+  }
   if (NORMS_BEHIND && !input.pairs)
     columns.factor = looks_at_all(input) ? m.all().factor : factor_behind(p, m, input.behind);
   if (MEAN_OF_SUMS && !input.pairs) {

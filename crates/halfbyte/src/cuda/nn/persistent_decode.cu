@@ -3,7 +3,7 @@
 //
 //   a layer, with | where all blocks wait:
 //       norm, q k v | attention | output, added | norm, gate and up, gated | down, added
-//       (experts:                                 norm, router | choice, gate and up, gated | down, added)
+//       (experts: output, added, the router | choice, norm, gate and up, gated | down, added)
 //       (NORMS_BEHIND: output and down are normed and added where the stream is read)
 //   a product (GEMV): a block owns blocks of 16 rows. Its warps cut columns x rows into runs of equally many stages,
 //       each with a ring of its own; codes are multiplied as bytes by mma.sync, x in four columns of B as the four
@@ -42,7 +42,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
   // Gates and what they let through: in row blocks of their own, or both in one. Or a function alone.
   constexpr bool SUMS = (MEAN_OF_SUMS || NORMS_BEHIND) && PRODUCT & 1, INSIDE_MLP = PRODUCT == 2,
                  GATES = INSIDE_MLP && PAIRED, GATES_BESIDE = INSIDE_MLP && BESIDE, ALONE = INSIDE_MLP && !GATED,
-                 ADDS = PRODUCT & 1;
+                 ADDS = PRODUCT & 1, ROUTED_NEXT = EXPERTS && PRODUCT == 1;
   constexpr u32 AT = PRODUCT == 0 ? AT_QKV : PRODUCT == 1 ? AT_MIDDLE : INSIDE_MLP ? AT_INNER : WORDS_OF_LAYER;
   const Plan& plan = m.plan(PRODUCT);
   u32* const words = set_of(p, m) + layer * WORDS_OF_LAYER;
@@ -85,7 +85,13 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
         added.x += before.x, added.y += before.y;
       }
     }
+    float2 of_norm = make_float2(0, 0);
+    if (ROUTED_NEXT && there) {
+      const float* const weight = m.layer(layer).norms[1] + row;
+      of_norm = make_float2(__ldg(weight), __ldg(weight + 8));
+    }
     if (waits) sync();
+    if (EXPERTS && INSIDE_MLP && waits && i0 == THREADS - 32) share(m, factor_of_norm(m, m.layer(layer).eps[1]));
     waits = false;
     if (i0 >= pairs && !(SUMS && i0 < 32 * SUMS_OF_STREAM)) break;
     float factor = ADDS ? 1.0f : factor_of_norm(m, m.layer(layer).eps[PRODUCT / 2]);
@@ -115,6 +121,11 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
           m.own(i).added = v;
         else if (RANKS == 1)
           m.own(i).stream = v;
+        if (ROUTED_NEXT) {
+          const float2 all = RANKS == 1 ? v : pair_of_stream(p, to);
+          float* const rows_of_block = m.rows_of_stream() + 16 * (i / 8) + i % 8;
+          rows_of_block[0] = all.x * of_norm.x, rows_of_block[8] = all.y * of_norm.y;
+        }
       } else
         leave(to, __float_as_uint(v.x)), leave(to + 8, __float_as_uint(v.y));
     }
@@ -129,20 +140,20 @@ DEV Input input_of(const Params& p, const Shared& m, u32 number, const Layer& la
   const u32* const words = set_of(p, m) + (number >> 2) * WORDS_OF_LAYER;
   Input of{};
   of.pairs = product & 1;
+  of.for_shares = EXPERTS && product == 2 && m.plan(2).blocks == 0;
   of.shared_out = product == 3;
   of.words = words + (product == 0 ? 0 : product == 1 ? AT_ATTENDED : product == 2 ? AT_MIDDLE : AT_INNER);
   of.count = product == 1 ? ATTENDED_LENGTH / 2 : product == 3 ? WIDTH / 2 : HIDDEN;
   of.sums = sums_of_stream(set_of(p, m) + (number >> 2) * WORDS_OF_LAYER, product / 2);
   of.behind = {layer.norms_behind[product / 2], of.sums, layer.eps_behind[product / 2]};
   of.norm = {layer.norms[product / 2], layer.norm_biases[product / 2], layer.eps[product / 2]};
-  of.router = product == 2 ? layer.router : nullptr;
   return of;
 }
 
 // Brings what the layer will read besides weights into the second-level cache.
 DEV void prefetch(const Params& p, const Shared& m, u32 i) {
   const Layer& layer = m.layer(i);
-  prefetch_router(layer);
+  prefetch_router(m, layer);
   if (block_index() != BLOCKS - 1) return;
   const bool last = i + 1 == p.count;
   const float* const weights[2] = {layer.norms[1], last ? p.norm : p.layers[i + 1].norms[0]};
@@ -266,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
   const Norm norm{p.norm, p.norm_bias, p.eps};
   look_at_stream<true, true>(
-      p, m, last, norm, {p.norm_behind, sums_of_stream(last, 0), p.eps_behind}, nullptr, [] {},
+      p, m, last, norm, {p.norm_behind, sums_of_stream(last, 0), p.eps_behind}, [] {},
       [&](u32 place, const float (&x)[4]) {
         const float factor = LAYER_NORM ? 1.0f : factor_of_norm(m, p.eps);
         u32* const to = static_cast<u32*>(p.normed) + column_at(place) / 2;

@@ -122,8 +122,10 @@ impl Plan {
         else {
             return Err(Reason("the same steps in all layers".into()));
         };
-        if steps.gate.clamp.is_some() || mixture.is_some() && (!steps.gate.gated || steps.layer_norm) {
-            return Err(Reason("gates without limits, and experts that are gated, behind RMS norms".into()));
+        let of_experts = !steps.gate.gated || steps.layer_norm || steps.norms_behind;
+        if steps.gate.clamp.is_some() || mixture.is_some() && of_experts {
+            let why = "gates without limits, and experts that are gated, behind RMS norms, with no norms behind them";
+            return Err(Reason(why.into()));
         }
         let values_apart = layers.iter().any(|layer| layer.values.is_some());
         let mut weights = Weights { values_apart, ..Weights::of(atom, act.is_quantized()) };
@@ -282,10 +284,10 @@ impl Plan {
             if whole { shapes.map(|[_, k]| k / STEP).into_iter().fold(0, usize::max) } else { WARPS * self.steps };
         let x = (units * x_unit + most * sums).max(WARPS * (group * (head + 4) * 4 + 64));
         let rest = 272 + ropes * 8 * pairs.max(2) + 32 * (head + 8) + 4 * head + (group + 2) * head * 4;
-        // A barrier, a token's experts, and what warps add up of a block's logits.
-        let of_experts = self
-            .mixture
-            .map_or(0, |Mixture { experts, top_k, .. }| 16 + 32 * top_k + 4 * WARPS * experts.div_ceil(self.blocks));
+        // A barrier, a token's experts, all logits, a block's rows of the stream.
+        let of_experts = self.mixture.map_or(0, |Mixture { experts, top_k, .. }| {
+            16 + 32 * top_k + 16 * experts.div_ceil(4) + 4 * ROWS * of_product(1)
+        });
         WARPS * self.stages * (stage_bytes(self.steps * self.unit_bytes()) + 16)
             + x
             + rest
@@ -350,7 +352,7 @@ impl Plan {
 
     fn words_of_layer(&self) -> usize {
         let [[qkv, _], [_, attended], _, [_, width]] = self.shapes();
-        let logits = self.mixture.map_or(0, |mixture| mixture.experts.next_multiple_of(4));
+        let logits = self.mixture.map_or(0, |mixture| 64 * mixture.experts.next_multiple_of(4));
         let sums = match self.has_mean_of_sums() || self.steps_of_layer.norms_behind {
             true => 2 * self.ranks * (self.sizes.hidden / ROWS).div_ceil(self.blocks).div_ceil(4) * self.blocks,
             false => 0,
