@@ -37,7 +37,7 @@ impl Next {
     }
 
     /// Before so many texts choose their most likely tokens.
-    pub(super) fn make_room(&self, cuda: &Cuda, texts: usize) -> Result<()> {
+    pub(super) fn make_room(&mut self, cuda: &Cuda, texts: usize) -> Result<()> {
         Ok(self.likely.make_room(cuda.stream(), texts)?)
     }
 

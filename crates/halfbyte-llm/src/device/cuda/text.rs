@@ -231,7 +231,8 @@ impl Text for CudaText<'_> {
         }
         let draws = sampler.options().temperature > 0.0;
         let chosen = if draws {
-            self.drew = true;
+            // Until it is known, the device goes on with a token that the host does not know.
+            (self.drew, self.token) = (true, None);
             let [token, _] = self.inputs.next();
             self.next.draw(&self.cuda, &[draw(sampler)], self.logits.view(), token)?
         } else {
@@ -241,8 +242,8 @@ impl Text for CudaText<'_> {
         let on_device = draws || !self.drew;
         let room = self.len < self.capacity();
         if goes_on && on_device && room && self.model.comm.size() == 1 && !self.state.asks_host() {
-            self.ahead = true;
             self.step()?;
+            self.ahead = true;
         }
         let mut tokens = self.state.tokens(&self.cuda, &self.next, &chosen)?;
         let token = tokens.pop().ok_or(Error::EmptyPrompt)??;

@@ -48,6 +48,8 @@ pub struct HostTokens {
     turns: Buffer<u32>,
     /// Launches of each row.
     launches: Vec<u32>,
+    /// Whether the place of a row's next launch is empty: room was made, and no launch followed, as where a step failed.
+    empty: Vec<bool>,
 }
 
 /// Where the tokens of a launch come: words, one a row.
@@ -59,7 +61,8 @@ impl HostTokens {
     pub fn new(gpu: &Gpu, stream: &Stream, rows: usize) -> Result<Self> {
         let mut turns = gpu.context().allocate(rows)?;
         stream.fill(turns.view_mut(), 0)?;
-        Ok(Self { words: HostWords::new(gpu.context(), 2 * rows, NOT_YET)?, turns, launches: vec![0; rows] })
+        let words = HostWords::new(gpu.context(), 2 * rows, NOT_YET)?;
+        Ok(Self { words, turns, launches: vec![0; rows], empty: vec![false; rows] })
     }
 
     /// Where the next launch of a row leaves its token.
@@ -68,14 +71,15 @@ impl HostTokens {
     }
 
     /// Makes room for what the next launch leaves of the first rows: what the last but one left there has come, and is of no use any
-    /// more. Errors: those of the stream.
-    pub fn make_room(&self, stream: &Stream, rows: usize) -> Result<()> {
+    /// more. Where no launch followed, room may be made again. Errors: those of the stream.
+    pub fn make_room(&mut self, stream: &Stream, rows: usize) -> Result<()> {
         for row in 0..rows.min(self.launches.len()) {
             let place = self.place(row);
-            if self.launches[row] >= 2 {
+            if self.launches[row] >= 2 && !self.empty[row] {
                 self.word(stream, place)?;
             }
             self.words.set(place, NOT_YET);
+            self.empty[row] = true;
         }
         Ok(())
     }
@@ -85,6 +89,7 @@ impl HostTokens {
         let places = (0..rows.min(self.launches.len())).map(|row| {
             let place = self.place(row);
             self.launches[row] = self.launches[row].wrapping_add(1);
+            self.empty[row] = false;
             place
         });
         TokenPlaces(places.collect())

@@ -314,3 +314,43 @@ fn the_host_sees_tokens_one_launch_behind() {
         assert!(nn::argmax(&gpu, stream, step).is_err(), "more rows than the host has places for");
     }
 }
+
+/// Room that no launch followed, as where a step failed, is made again: of all rows, of fewer, and more often than there are places.
+#[test]
+fn room_for_tokens_is_made_again_where_no_launch_followed() {
+    const ROWS: usize = 3;
+    const LEN: usize = 50;
+    for gpu in gpus() {
+        let bench = Bench::new(&gpu);
+        let stream = &bench.stream;
+        let mut host = HostTokens::new(&gpu, stream, ROWS).unwrap();
+        let mut choice = bench.upload(&[0u32; 2 * ROWS]);
+        let [mut tokens, mut positions] = [(); 2].map(|()| bench.upload(&[0u32; ROWS]));
+        let mut before: Option<(TokenPlaces, Vec<(u32, f32)>)> = None;
+        for round in 0..12 {
+            // None, one, two in vain, before the first launch too.
+            for rows in [&[][..], &[ROWS], &[1, ROWS], &[ROWS, 2, 1]][round % 4] {
+                host.make_room(stream, *rows).unwrap();
+            }
+            host.make_room(stream, ROWS).unwrap();
+            let want: Vec<(u32, f32)> = (0..ROWS).map(|row| ((7 * round + row) as u32 % LEN as u32, 3.0)).collect();
+            let mut logits = vec![0f32; ROWS * LEN];
+            want.iter().enumerate().for_each(|(row, &(token, logit))| logits[row * LEN + token as usize] = logit);
+            let values = bench.upload(&logits);
+            let step = Step {
+                logits: values.view(),
+                choice: choice.view_mut(),
+                tokens: tokens.view_mut(),
+                positions: positions.view_mut(),
+                advance: 1,
+                host: Some(&host),
+            };
+            nn::argmax(&gpu, stream, step).unwrap();
+            let places = host.launched(ROWS);
+            // What came last is still there, whatever came to nothing after it.
+            for (places, want) in before.replace((places, want)).iter().chain(&before) {
+                assert_eq!(host.wait(stream, places).unwrap(), *want, "round {round}");
+            }
+        }
+    }
+}
