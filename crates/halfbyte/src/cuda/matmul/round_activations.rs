@@ -20,6 +20,9 @@ static SOURCE: Source = Source {
 const WARPS: u32 = 8;
 const LANES: u32 = 32;
 
+/// Blocks along the groups, at most: they take groups in turn.
+const MOST_DOWN: u32 = 65_535;
+
 /// Columns of x in groups, on a device.
 #[derive(Debug)]
 pub(super) struct Groups {
@@ -86,11 +89,14 @@ impl Groups {
             x_type: super::float_type(dtype),
             padding: 0,
         };
-        let grid = [rows as u32, (self.groups as u32).div_ceil(WARPS), 1];
-        let launch = Launch { grid, ..Launch::linear(1, WARPS * LANES) };
+        let launch = form(rows as u32, self.groups as u32);
         let key = ("round_activations", [u32::from(act == Act::A8Asym), 0]);
         gpu.function_once(key, || instance(act))?.launch_typed(stream, &launch, &params, &[])
     }
+}
+
+fn form(rows: u32, groups: u32) -> Launch {
+    Launch { grid: [rows, groups.div_ceil(WARPS).min(MOST_DOWN), 1], ..Launch::linear(1, WARPS * LANES) }
 }
 
 /// What is compiled for such activations.
@@ -110,5 +116,19 @@ parameters! {
         groups: u32,
         x_type: u32,
         padding: u32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_of_rows_of_any_length_are_one_launch() {
+        for (groups, blocks) in [(1, 1), (9, 2), (524_280, 65_535), (524_281, 65_535), (i32::MAX as u32, 65_535)] {
+            assert_eq!(form(3, groups).grid, [3, blocks, 1]);
+            // A warp's place behind its last group.
+            assert!(groups.checked_add(blocks * WARPS).is_some());
+        }
     }
 }

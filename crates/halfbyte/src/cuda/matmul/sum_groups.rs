@@ -15,6 +15,9 @@ static SOURCE: Source =
 const THREADS: usize = 256;
 const COLUMNS: usize = 8;
 
+/// Blocks along the columns, at most: they take columns in turn.
+const MOST_DOWN: usize = 65_535;
+
 /// Bytes that a row has of an atom: four groups in two parts.
 const ROW_BYTES: usize = 4 * 2 * size_of::<f32>();
 
@@ -97,10 +100,30 @@ impl SumGroups {
             x_type: super::float_type(dtype),
             padding: 0,
         };
-        let grid = [rows.next_multiple_of(tokens) as u32, (atoms * STEP).div_ceil(THREADS * COLUMNS) as u32, 1];
-        let launch = Launch { grid, programmatic: true, ..Launch::linear(1, THREADS as u32) };
+        let launch = form(rows.next_multiple_of(tokens), atoms);
         let key = ("sum_groups", [sums_of_x.group as u32, 0]);
         let function = gpu.function_once(key, || sums_of_x.instance())?;
         function.launch_typed(stream, &launch, &params, &[])
+    }
+}
+
+fn form(rows: usize, atoms: usize) -> Launch {
+    let blocks = (atoms * STEP).div_ceil(THREADS * COLUMNS).min(MOST_DOWN);
+    Launch { grid: [rows as u32, blocks as u32, 1], programmatic: true, ..Launch::linear(1, THREADS as u32) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_of_rows_of_any_length_are_one_launch() {
+        for (k, blocks) in
+            [(1, 1), (2049, 2), (134_215_680, 65_535), (134_215_681, 65_535), (i32::MAX as usize, 65_535)]
+        {
+            assert_eq!(form(128, k.div_ceil(STEP)).grid, [128, blocks, 1]);
+            // A block's place behind its last columns.
+            assert!(u32::try_from(k.next_multiple_of(STEP) + blocks as usize * THREADS * COLUMNS).is_ok());
+        }
     }
 }

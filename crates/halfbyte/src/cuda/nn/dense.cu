@@ -100,12 +100,13 @@ DEV void fetch(float (&to)[COLUMNS][TILE + 4], const void* from, FloatType type,
 }
 
 // TILE: rows, and outputs, of a block.
-template <int TILE, bool ACTIVATES> __global__ void __launch_bounds__(THREADS) dense_tiles(const Params p) {
+template <int TILE, bool ACTIVATES> __global__ void __launch_bounds__(THREADS, 4) dense_tiles(const Params p) {
   constexpr int COLUMNS = 16, EACH = TILE / 16;  // of a run; of a thread
   static_assert(EACH == 4, "a thread reads four rows and four outputs at once");
   __shared__ __align__(16) float smem_x[COLUMNS][TILE + 4];
   __shared__ __align__(16) float smem_w[COLUMNS][TILE + 4];
-  const u64 n0 = u64(blockIdx.x) * TILE, m0 = u64(blockIdx.y) * TILE;
+  const u32 tiles = u32((p.n + TILE - 1) / TILE);  // of outputs
+  const u64 n0 = u64(blockIdx.x % tiles) * TILE, m0 = u64(blockIdx.x / tiles) * TILE;
   const int down = threadIdx.x / 16 * EACH, across = threadIdx.x % 16 * EACH;
   float sums[EACH][EACH] = {};
   for (u64 k0 = 0; k0 < p.k; k0 += COLUMNS) {
@@ -249,7 +250,8 @@ template <bool BF16, bool ACTIVATES> __global__ void __launch_bounds__(THREADS, 
   extern __shared__ __align__(128) u8 shared[];
   const u32 base = shared_address(shared), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int down = warp / 4 * 64, across = warp % 4 * 32;
-  const u64 m0 = u64(blockIdx.x) * Stage::ROWS, n0 = u64(blockIdx.y) * Stage::ROWS;
+  const u32 tiles = u32((p.m + Stage::ROWS - 1) / Stage::ROWS);  // of rows
+  const u64 m0 = u64(blockIdx.x % tiles) * Stage::ROWS, n0 = u64(blockIdx.x / tiles) * Stage::ROWS;
   const u64 stages = (p.k + Stage::COLUMNS - 1) / Stage::COLUMNS;
   auto copy = [&](u64 stage) {
     const u32 to = base + u32(stage % STAGES) * 2 * Stage::BYTES;

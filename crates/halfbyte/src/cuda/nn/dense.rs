@@ -284,11 +284,10 @@ impl Dense {
                 (rows_instance(rows, w.dtype(), activates), [n.div_ceil(OUTPUTS), 1, 1], 0)
             }
             Way::CublasLt | Way::Mma => {
-                let grid = [m.div_ceil(MMA_TILE), n.div_ceil(MMA_TILE), 1];
                 let stages = if gpu.caps().arch.number < 80 { 2 } else { 3 };
-                (mma_instance(w.dtype(), activates), grid, stages * MMA_STAGE_BYTES)
+                (mma_instance(w.dtype(), activates), tiles([m, n], MMA_TILE), stages * MMA_STAGE_BYTES)
             }
-            Way::Tiles => (tiles_instance(activates), [n.div_ceil(TILE), m.div_ceil(TILE), 1], 0),
+            Way::Tiles => (tiles_instance(activates), tiles([m, n], TILE), 0),
         };
         let form = launch(OP, grid, THREADS, shared_bytes)?;
         let form = if way == Way::Tiles { form } else { overlapping(gpu, form) };
@@ -348,5 +347,27 @@ impl Dense {
             finish(row, rows, sums)?;
         }
         Ok(())
+    }
+}
+
+/// A block for each tile of rows and outputs, in the direction in which a launch has most.
+fn tiles([m, n]: [usize; 2], tile: usize) -> [usize; 3] {
+    [m.div_ceil(tile).saturating_mul(n.div_ceil(tile)), 1, 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Many rows of few outputs, many outputs of few rows, and what nobody has memory for.
+    #[test]
+    fn tiles_of_any_shape_are_one_launch() {
+        for (tile, [m, n]) in
+            [TILE, MMA_TILE].into_iter().flat_map(|tile| [[5_000_000, 70], [70, 9_000_000]].map(|shape| (tile, shape)))
+        {
+            let form = launch(OP, tiles([m, n], tile), THREADS, 0).unwrap();
+            assert_eq!(form.grid, [(m.div_ceil(tile) * n.div_ceil(tile)) as u32, 1, 1]);
+        }
+        assert!(launch(OP, tiles([usize::MAX; 2], TILE), THREADS, 0).is_err());
     }
 }

@@ -420,3 +420,19 @@ fn what_is_chosen_fits_and_covers_every_unit_once() {
         assert!(!config.whole || s.cut == 0 || s.sharers == s.cut, "{what}: {s:?}");
     }
 }
+
+/// More groups of a row than a launch has warps for: what none had rounded would be NaN.
+#[test]
+fn a_row_of_millions_of_columns_in_short_groups_is_rounded() {
+    let simt = KERNELS.iter().find(|kernel| kernel.name == "simt").unwrap();
+    for gpu in gpus() {
+        let (stream, mut random) = (gpu.stream().unwrap(), Random(31));
+        let (format, k) = (parse("w8a8-g16"), 16 * 8 * 65_535 + 40);
+        let w = random.qtensor(format.weight, [1, k], false);
+        let x = random.activations(k);
+        let reference = reference_of(&x, 1, &w, format.act);
+        let packed = matmul::pack_for(simt, &gpu, &stream, &w, format.act).unwrap();
+        let problem = Problem { format: Some(format), x: Float::F32, y: Float::F32, m: 1, n: 1, k };
+        Bench::new(simt, &gpu, &stream).check(&packed, &x, &problem, &reference, "a long row");
+    }
+}

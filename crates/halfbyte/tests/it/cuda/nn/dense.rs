@@ -137,6 +137,22 @@ fn products_of_few_rows_with_many_outputs_are_within_the_bound() {
     }
 }
 
+/// More tiles of rows than a launch has blocks but in its first direction.
+#[test]
+fn products_of_millions_of_rows_are_within_the_bound() {
+    for gpu in gpus() {
+        let case = Case {
+            shape: [64 * 65_536 + 1, 2, 3],
+            types: [Float::F32; 3],
+            biased: true,
+            activation: Activation::None,
+            before: 0,
+            room: false,
+        };
+        case.check(&Bench::new(&gpu), &mut Random(17));
+    }
+}
+
 /// Products whose terms have one sign: sums that are not rounded to nearest drift.
 fn of_one_sign(bench: &Bench<'_>, n: usize, rows: &[usize]) {
     let (mut random, k) = (Random(7), 4096);
