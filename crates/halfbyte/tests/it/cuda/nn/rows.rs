@@ -176,6 +176,35 @@ fn layer_norms_are_within_the_bound() {
     }
 }
 
+/// More rows than a launch has room for, one after the other of a few.
+#[test]
+fn layer_norms_of_very_many_rows_are_those_of_few() {
+    const FEW: usize = 7;
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(18));
+        let (d, m) = (1028, 65_535 + 2 * FEW + 1);
+        let [x, update] = [(); 2].map(|()| random.activations(FEW * d));
+        let [weight, bias] = [(); 2].map(|()| bench.upload(&random.normals(d)));
+        let norm = LayerNorm { weight: weight.view(), bias: bias.view(), eps: 1e-5 };
+        let run = |rows: usize, out_type| {
+            let all = |values: &[f32]| values.iter().copied().cycle().take(rows * d).collect::<Vec<_>>();
+            let added = bench.upload(&all(&update));
+            let mut sums = Vec::new();
+            let normed = bench.output(out_type, rows * d, &mut |out| {
+                let mut residual = bench.upload(&all(&x));
+                norm.apply(&gpu, &bench.stream, residual.view_mut(), Some(added.view().into()), out).unwrap();
+                sums = bench.read(residual.view());
+            });
+            [normed, sums]
+        };
+        for out_type in [Float::F16, Float::F32] {
+            for (got, few) in run(m, out_type).iter().zip(run(FEW, out_type)) {
+                assert!(got.chunks(FEW * d).all(|rows| bits(rows) == bits(&few[..rows.len()])), "{out_type}");
+            }
+        }
+    }
+}
+
 #[test]
 fn rms_norms_in_place_have_the_bits_of_others() {
     for gpu in gpus() {
