@@ -34,6 +34,16 @@ struct State {
     left: Option<(usize, String)>,
 }
 
+impl State {
+    /// Error: a rank has left.
+    fn gone(&self) -> Result<()> {
+        match &self.left {
+            None => Ok(()),
+            Some((rank, what)) => Err(Error::Rank { rank: *rank, what: what.clone() }),
+        }
+    }
+}
+
 impl Group {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -72,6 +82,8 @@ impl Comm for Thread {
     fn all_gather(&self, values: &[f32]) -> Result<Vec<Arc<[f32]>>> {
         let Member { rank, group } = &*self.0;
         let mut state = group.state();
+        // What others gave before one left is of a round that has come to nothing.
+        state.gone()?;
         let round = state.rounds;
         state.parts[*rank] = Some(values.into());
         if state.parts.iter().all(Option::is_some) {
@@ -84,9 +96,7 @@ impl Comm for Thread {
             if state.rounds > round {
                 return Ok(state.last.clone());
             }
-            if let Some((rank, what)) = &state.left {
-                return Err(Error::Rank { rank: *rank, what: what.clone() });
-            }
+            state.gone()?;
             state = group.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -96,9 +106,26 @@ impl Comm for Thread {
     }
 
     fn look(&self) -> Result<()> {
-        match &self.0.group.state().left {
-            None => Ok(()),
-            Some((rank, what)) => Err(Error::Rank { rank: *rank, what: what.clone() }),
+        self.0.group.state().gone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever goes on after a rank has left is not given what others had said before.
+    #[test]
+    fn no_round_ends_after_a_rank_has_left() {
+        let ranks = Thread::group(2);
+        let first = ranks[0].clone();
+        let waits = std::thread::spawn(move || first.all_gather(&[1.0]));
+        while ranks[0].0.group.state().parts[0].is_none() {
+            std::thread::yield_now();
+        }
+        ranks[1].leave("has no memory");
+        for result in [waits.join().unwrap(), ranks[1].all_gather(&[2.0]), ranks[0].all_gather(&[3.0])] {
+            assert!(matches!(&result, Err(Error::Rank { rank: 1, what }) if what == "has no memory"), "{result:?}");
         }
     }
 }

@@ -5,7 +5,7 @@ use halfbyte::cpu::Cpu;
 use halfbyte::{Float, Format};
 use halfbyte_llm::comm::{Alone, Comm, Rendezvous, Tcp};
 use halfbyte_llm::device::Gpu;
-use halfbyte_llm::{Config, Device, LoadOptions, Model, RandomWeights, Session};
+use halfbyte_llm::{Config, Device, Error, LoadOptions, Model, RandomWeights, Session};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -138,6 +138,29 @@ fn a_rank_without_end() {
     std::fs::write(folder.join(format!("end-{}", at.rank)), why.to_string()).unwrap();
 }
 
+/// Begins a text for which one rank has no memory, then one for which all have.
+#[test]
+#[ignore = "what a process does that another test starts"]
+fn a_rank_that_lacks_memory() {
+    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    let at = Rendezvous::from_env().unwrap().unwrap();
+    let gpu = Gpu::open((at.rank % halfbyte::cuda::Gpu::count()) as u32).unwrap();
+    let options = LoadOptions { comm: Arc::new(Tcp::meet(&at).unwrap()), ..options(Device::Cuda(gpu), None) };
+    let mut config = random(ONE_KERNEL[0]).unwrap();
+    config.spec.max_context = 1 << 30;
+    let weights = RandomWeights { format: Some("w4a16-g32-asym".parse::<Format>().unwrap().weight), head: None };
+    let (model, cpu) = (Model::random(config, weights, &options).unwrap(), Cpu::new(1).unwrap());
+    for lacking in [1, 0] {
+        let context = if at.rank == lacking { 1 << 30 } else { 16 };
+        let why = Session::new(&model, &cpu, context).unwrap_err();
+        assert_eq!(matches!(why, Error::Rank { rank, .. } if rank == lacking), at.rank != lacking, "{why}");
+        let mut session = Session::new(&model, &cpu, 16).unwrap();
+        session.prefill(&[1, 2, 3]).unwrap();
+        let logits = session.decode(7).unwrap();
+        std::fs::write(folder.join(format!("{lacking}-{}", at.rank)), bytemuck::cast_slice(logits)).unwrap();
+    }
+}
+
 /// A process that runs one of the tests above; by NCCL if asked for.
 fn started(test: &str, folder: &Path, [rank, size]: [usize; 2], port: u16, collectives: &str) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -196,6 +219,19 @@ fn two_gpus() -> Option<Gpu> {
 fn ranks_by_nccl_have_the_logits_of_one() {
     let Some(gpu) = two_gpus() else { return };
     compare(&gpu, 2, "nccl");
+}
+
+#[test]
+fn a_rank_that_lacks_memory_is_named_and_the_next_text_begins() {
+    if gpu().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut all = start("ranks::a_rank_that_lacks_memory", folder.path(), 2, "memory");
+    let ends: Vec<_> = all.iter_mut().map(|rank| rank.wait().unwrap()).collect();
+    assert!(ends.iter().all(|end| end.success()), "{ends:?}");
+    let of = |lacking, rank| std::fs::read(folder.path().join(format!("{lacking}-{rank}"))).unwrap();
+    assert!([[0, 1], [1, 0], [1, 1]].iter().all(|&[lacking, rank]| of(lacking, rank) == of(0, 0)));
 }
 
 /// Of two ranks one is killed while the other's GPU waits for it, or soon will.

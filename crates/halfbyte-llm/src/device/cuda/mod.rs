@@ -134,6 +134,11 @@ impl CudaModel {
         Ok(Self { cuda, comm, activations, kv, fused, no_rope, decoder, persistent, expert_layers, times })
     }
 
+    /// Another queue on its GPU.
+    fn queue(&self) -> Result<Cuda> {
+        Ok(Cuda::new(self.cuda.gpu().clone(), self.cuda.gpu().stream()?)?)
+    }
+
     fn projections(&self) -> impl Iterator<Item = &Projection> {
         self.decoder.projections().chain(self.decoder.vocabulary.product())
     }
@@ -221,8 +226,8 @@ fn dense_mlp(layer: &Layer<OnCuda>) -> Option<&crate::decoder::FeedForward<OnCud
 
 impl Resident for CudaModel {
     fn begin<'m>(&'m self, _: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>> {
-        let cuda = Cuda::new(self.cuda.gpu().clone(), self.cuda.gpu().stream()?)?;
-        Ok(Box::new(CudaText::new(self, cuda, context, context.clamp(1, PREFILL_TOKENS))?))
+        let text = || CudaText::new(self, self.queue()?, context, context.clamp(1, PREFILL_TOKENS));
+        Ok(Box::new(ranks::together(&*self.comm, text(), CudaText::meet)?))
     }
 
     fn prefill_tokens(&self) -> usize {
@@ -230,8 +235,8 @@ impl Resident for CudaModel {
     }
 
     fn begin_many<'m>(&'m self, _: &'m Cpu, room: Room) -> Result<Box<dyn Texts + 'm>> {
-        let cuda = Cuda::new(self.cuda.gpu().clone(), self.cuda.gpu().stream()?)?;
-        Ok(Box::new(CudaTexts::new(self, cuda, room)?))
+        let texts = || CudaTexts::new(self, self.queue()?, room);
+        Ok(Box::new(ranks::together(&*self.comm, texts(), CudaTexts::meet)?))
     }
 
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {

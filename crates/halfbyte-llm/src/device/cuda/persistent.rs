@@ -1,6 +1,5 @@
 //! All layers of a step of one token in one kernel, for the models that it takes.
 
-use super::ranks::Ranks;
 use super::run::gate_of;
 use super::{CudaModel, OnCuda};
 use crate::arch::spec::{NormKind, Residual, Routing};
@@ -175,21 +174,10 @@ fn step_experts(of: &Experts<OnCuda>) -> Option<StepExperts<'_>> {
     })
 }
 
-/// The kernel with the cache of a text, or of texts whose keys and values lie in pages; None where the model has none, or ranks do not
-/// run it side by side.
-pub(super) fn over(
-    model: &CudaModel,
-    cuda: &Cuda,
-    cache: &KvCache,
-    paged: bool,
-    ranks: Option<&Ranks>,
-) -> Result<Option<PersistentDecode>> {
+/// The kernel with the cache of a text, or of texts whose keys and values lie in pages; None where the model has none.
+pub(super) fn over(model: &CudaModel, cuda: &Cuda, cache: &KvCache, paged: bool) -> Result<Option<PersistentDecode>> {
     let Some(layers) = &model.persistent else { return Ok(None) };
-    let kernel = PersistentDecode::new(cuda.gpu(), cuda.stream(), layers, cache, paged)?;
-    match ranks {
-        None => Ok(Some(kernel)),
-        Some(ranks) => ranks.side_by_side(cuda, kernel),
-    }
+    Ok(Some(PersistentDecode::new(cuda.gpu(), cuda.stream(), layers, cache, paged)?))
 }
 
 /// The kinds of rotations of layers, in a text with room for so many tokens.

@@ -47,11 +47,7 @@ impl Ranks {
         if size < 2 {
             return Ok(None);
         }
-        let collectives = meet(&*comm, cuda).inspect_err(|why| {
-            if !matches!(why, Error::Rank { .. }) {
-                comm.leave(&format!("cannot reach the others' GPUs: {why}"));
-            }
-        })?;
+        let collectives = meet(&*comm, cuda)?;
         let widths: Vec<usize> = (0..size).map(|rank| part(vocab, rank, size).len()).collect();
         let context = cuda.gpu().context();
         let (logits, many_logits) = (context.allocate(texts * widths[rank])?, context.allocate(0)?);
@@ -152,6 +148,37 @@ impl Ranks {
     }
 }
 
+/// What ranks begin together, each for its part of a model: what this one has made ready, once all others have theirs and it has
+/// met them. Errors: its own; that of the first rank that has nothing ready, after which all may begin another; of meeting, after
+/// which the ranks are of no use to each other.
+pub(super) fn together<T>(comm: &dyn Comm, ready: Result<T>, meet: impl FnOnce(&mut T) -> Result<()>) -> Result<T> {
+    let mut ready = all_ready(comm, ready)?;
+    meet(&mut ready).inspect_err(|why| {
+        if !matches!(why, Error::Rank { .. }) {
+            comm.leave(&format!("cannot reach the others' GPUs: {why}"));
+        }
+    })?;
+    Ok(ready)
+}
+
+/// What this rank has made ready, if all others have too.
+fn all_ready<T>(comm: &dyn Comm, own: Result<T>) -> Result<T> {
+    if comm.size() < 2 {
+        return own;
+    }
+    // Who has something ready says nothing.
+    let said = own.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    let all = comm.all_gather_bytes(said.as_bytes());
+    let (own, all) = (own?, all?);
+    match all.iter().position(|said| !said.is_empty()) {
+        None => Ok(own),
+        Some(rank) => {
+            let what = format!("cannot begin a text: {}", String::from_utf8_lossy(&all[rank]));
+            Err(Error::Rank { rank, what })
+        }
+    }
+}
+
 /// Meets the others, on every rank in the same way: by memory if each reaches that of all others.
 fn meet(comm: &dyn Comm, cuda: &Cuda) -> Result<Collectives> {
     let asked = std::env::var(VARIABLE).unwrap_or_default();
@@ -205,4 +232,42 @@ fn by_nccl(comm: &dyn Comm, cuda: &Cuda, why: &str) -> Result<Collectives> {
     let Some(id) = id else { return Err(Error::Rank { rank: 0, what: "says no id of NCCL".into() }) };
     let (_, library) = library?;
     Ok(Collectives::by_nccl(Nccl::meet(cuda.gpu(), library, id, comm.rank(), comm.size())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{Alone, Thread};
+
+    /// What comes of each rank's part, which grows by 1 where they meet.
+    fn begun(ready: [Result<u32>; 3], comms: &[Thread]) -> Vec<Result<u32>> {
+        std::thread::scope(|scope| {
+            let meet = |own: &mut u32| {
+                *own += 1;
+                Ok(())
+            };
+            let ranks = ready.into_iter().zip(comms);
+            let threads: Vec<_> = ranks.map(|(own, comm)| scope.spawn(move || together(comm, own, meet))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn nobody_begins_before_all_are_ready_and_all_may_begin_again() {
+        let comms = Thread::group(3);
+        for _ in 0..3 {
+            let missing = Err(Error::invalid(OP, "memory", "none"));
+            let results = begun([Ok(4), missing, Ok(5)], &comms);
+            assert!(matches!(results[1], Err(Error::Invalid { .. })), "{results:?}");
+            for of_other in [&results[0], &results[2]] {
+                assert!(
+                    matches!(of_other, Err(Error::Rank { rank: 1, what }) if what.contains("memory")),
+                    "{of_other:?}"
+                );
+            }
+            let results = begun([Ok(1), Ok(2), Ok(3)], &comms);
+            assert!(matches!(results[..], [Ok(2), Ok(3), Ok(4)]), "{results:?}");
+        }
+        assert!(matches!(together(&Alone, Ok(1), |_| Ok(())), Ok(1)));
+    }
 }

@@ -54,7 +54,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// For so many rows, of so many texts up to `longest` positions each, which lie in order or in pages.
+    /// For so many rows, of so many texts up to `longest` positions each, which lie in order or in pages. Before a step [`State::meet`].
     pub(super) fn new(
         model: &CudaModel,
         cuda: &Cuda,
@@ -67,8 +67,7 @@ impl State {
         let floats = |width: usize| FloatBuffer::allocate(gpu, model.activations, rows * width);
         let forms = model.forms_of_rows(rows).into_iter();
         let part = model.projections().map(Projection::widest_part).max().unwrap_or(0);
-        let ranks = Ranks::meet(model, cuda, texts)?;
-        let persistent = persistent::over(model, cuda, &cache, paged, ranks.as_ref())?;
+        let persistent = persistent::over(model, cuda, &cache, paged)?;
         let mut only_row = context.allocate(1)?;
         cuda.stream().fill(only_row.view_mut(), 0)?;
         Ok(Self {
@@ -85,11 +84,21 @@ impl State {
             mixture: Mixture::of(model, cuda, rows)?,
             attention: AttentionWorkspace::new(gpu, cuda.stream(), *heads, texts, longest)?,
             persistent,
-            ranks,
+            ranks: None,
             folding: Folding::new(cuda)?,
             room: longest,
             cache,
         })
+    }
+
+    /// Meets the ranks that the model is shared with, for steps of so many texts. All have theirs by now.
+    pub(super) fn meet(&mut self, model: &CudaModel, cuda: &Cuda, texts: usize) -> Result<()> {
+        let Some(ranks) = Ranks::meet(model, cuda, texts)? else { return Ok(()) };
+        if let Some(kernel) = self.persistent.take() {
+            self.persistent = ranks.side_by_side(cuda, kernel)?;
+        }
+        self.ranks = Some(ranks);
+        Ok(())
     }
 
     /// Whether a step asks the host for something, so that it cannot be recorded.

@@ -79,7 +79,7 @@ pub(super) struct CudaText<'m> {
 }
 
 impl<'m> CudaText<'m> {
-    /// For so many tokens, of which `rows` go through the layers together.
+    /// For so many tokens, of which `rows` go through the layers together; it must meet the other ranks first.
     pub(super) fn new(model: &'m CudaModel, cuda: Cuda, context: usize, rows: usize) -> Result<Self> {
         let (gpu, Decoder { layers, heads, .. }) = (cuda.gpu(), &model.decoder);
         let cache = KvCache::new(gpu, layers.len(), *heads, context, model.kv)?;
@@ -103,6 +103,11 @@ impl<'m> CudaText<'m> {
             drew: false,
             ahead: false,
         })
+    }
+
+    /// Meets the other ranks.
+    pub(super) fn meet(&mut self) -> Result<()> {
+        self.state.meet(self.model, &self.cuda, 1)
     }
 
     /// Puts tokens and their positions onto the device; of none the position of the next.

@@ -86,6 +86,7 @@ impl Words {
 }
 
 impl<'m> CudaTexts<'m> {
+    /// With so much room; they must meet the other ranks first.
     pub(super) fn new(model: &'m CudaModel, cuda: Cuda, room: Room) -> Result<Self> {
         let (gpu, Decoder { layers, heads, vocab, .. }) = (cuda.gpu(), &model.decoder);
         let pages = room.positions.div_ceil(PAGE_LENGTH);
@@ -112,6 +113,11 @@ impl<'m> CudaTexts<'m> {
             ahead: Ahead::default(),
             cuda,
         })
+    }
+
+    /// Meets the other ranks.
+    pub(super) fn meet(&mut self) -> Result<()> {
+        self.state.meet(self.model, &self.cuda, self.room.texts)
     }
 
     fn held(&self, text: TextId) -> Result<Held> {
