@@ -46,8 +46,8 @@ pub struct HostTokens {
     words: HostWords,
     /// Launches of each row that are done, `[rows]`.
     turns: Buffer<u32>,
-    /// Launches of each row.
-    launches: Vec<u32>,
+    /// Launches of each row, as [`after`] counts them.
+    launches: Vec<u8>,
     /// Whether the place of a row's next launch is empty: room was made, and no launch followed, as where a step failed.
     empty: Vec<bool>,
 }
@@ -55,6 +55,11 @@ pub struct HostTokens {
 /// Where the tokens of a launch come: words, one a row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenPlaces(Vec<usize>);
+
+/// A launch more: from two on, an even number or an odd one, of which none is the last.
+fn after(launches: u8) -> u8 {
+    if launches < 3 { launches + 1 } else { 2 }
+}
 
 impl HostTokens {
     /// For launches of up to so many rows.
@@ -67,7 +72,7 @@ impl HostTokens {
 
     /// Where the next launch of a row leaves its token.
     fn place(&self, row: usize) -> usize {
-        self.launches[row] as usize % 2 * self.launches.len() + row
+        usize::from(self.launches[row] % 2) * self.launches.len() + row
     }
 
     /// Makes room for what the next launch leaves of the first rows: what the last but one left there has come, and is of no use any
@@ -88,7 +93,7 @@ impl HostTokens {
     pub fn launched(&mut self, rows: usize) -> TokenPlaces {
         let places = (0..rows.min(self.launches.len())).map(|row| {
             let place = self.place(row);
-            self.launches[row] = self.launches[row].wrapping_add(1);
+            self.launches[row] = after(self.launches[row]);
             self.empty[row] = false;
             place
         });
@@ -115,6 +120,20 @@ impl HostTokens {
                 return Err(Error::invalid(OP, "a token of each row", "a stream that is done and left none"));
             }
             std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::after;
+
+    #[test]
+    fn launches_take_both_places_in_turns_without_end() {
+        let mut launches = 0;
+        for i in 0..1000 {
+            assert_eq!((launches % 2 == 1, launches >= 2), (i % 2 == 1, i >= 2));
+            launches = after(launches);
         }
     }
 }
