@@ -24,12 +24,6 @@ DEV uint4 look_at_four(const u32* p) {
                : "memory");
   return v;
 }
-// A word that others add to.
-DEV u64 look_at_sum(const u64* p) {
-  u64 v;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-  return v;
-}
 DEV bool there(u32 v) { return v != NOT_YET; }
 DEV bool there(const uint4& v) { return v.x != NOT_YET && v.y != NOT_YET && v.z != NOT_YET && v.w != NOT_YET; }
 DEV void look(u32& v, const u32* p) { v = look(p); }

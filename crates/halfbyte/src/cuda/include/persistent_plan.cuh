@@ -106,7 +106,7 @@ struct Params {
   void* normed;  // [HIDDEN]
   const double* turns[MOST_ROPES];  // [PAIRS]: of a position
   u32* words;  // the sets
-  u32* state;  // [0] steps done; [1] parts of attention in the step before
+  u32* state;  // [0] the set of the next step; [1] parts of attention in the step before
   u32* of_ranks[MOST_RANKS_OF_STEP];  // the sets of each rank
   u32 *failed, *silent;  // 0, or 1 and the rank that was silent; the host's
   const u32* pages;  // of the text; null: its positions lie in order
@@ -145,7 +145,7 @@ constexpr u32 SUMS_OF_STREAM = ((HIDDEN / 16 + BLOCKS - 1) / BLOCKS + 3) / 4, SU
 constexpr u32 SUMS_TOGETHER = 4, SUMS_APART = 16,
               WORDS_OF_PLANE = (EXPERTS + SUMS_TOGETHER - 1) / SUMS_TOGETHER * SUMS_APART * 2;
 // Words of a layer: the stream that it begins with; q, k, v; what attention gives; the stream after that; what the gate
-// gives; what the router gives, two planes of 64 bits for each expert; sums of both streams, or of squares of what is added to them.
+// gives; what the router gives, in two planes; sums of both streams, or of squares of what is added to them.
 constexpr u32 AT_QKV = OF_STREAM * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH,
               AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2, AT_INNER = AT_MIDDLE + OF_STREAM * HIDDEN,
               AT_LOGITS = AT_INNER + WIDTH / 2, AT_SUMS = AT_LOGITS + 2 * WORDS_OF_PLANE,
@@ -245,7 +245,7 @@ struct Shared {
   // Of a product: [row blocks][SUMS_OF_BLOCK].
   __device__ __forceinline__ Sums* sums() const { return at_shared<Sums>(X + X_OF_ALL); }
   __device__ __forceinline__ float* reduce() const { return at_shared<float>(REDUCE); }
-  // Of the step: its position, how many were before it, where its set begins.
+  // Of the step: its position, its set, where that begins.
   __device__ __forceinline__ u32* step() const { return at_shared<u32>(REDUCE + 64); }
   // The greatest |x| that each warp has.
   __device__ __forceinline__ u32* greatest() const { return at_shared<u32>(REDUCE + 80); }

@@ -284,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
         to[0] = pair(x[0] * factor, x[2] * factor), to[4] = pair(x[1] * factor, x[3] * factor);
       });
   if (thread_index() == 0) {
-    p.state[0] = m.step()[1] + 1;
+    p.state[0] = (m.step()[1] + 1) % SETS;
     p.state[1] = Parts(m.step()[0], 0).count;
   }
 }

@@ -352,7 +352,7 @@ impl Plan {
 
     fn words_of_layer(&self) -> usize {
         let [[qkv, _], [_, attended], _, [_, width]] = self.shapes();
-        let logits = self.mixture.map_or(0, |mixture| 64 * mixture.experts.next_multiple_of(4));
+        let logits = self.mixture.map_or(0, |mixture| 64 * mixture.experts.div_ceil(4));
         let sums = match self.has_mean_of_sums() || self.steps_of_layer.norms_behind {
             true => 2 * self.ranks * (self.sizes.hidden / ROWS).div_ceil(self.blocks).div_ceil(4) * self.blocks,
             false => 0,
