@@ -11,6 +11,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::Group;
+use crate::memory::room;
 use std::ops::Range;
 
 const OP: &str = "conv2d";
@@ -138,7 +139,7 @@ impl Geometry {
 
     /// Weights `[co, ci / groups, kh, kw]`, as frameworks hold them, in the order `[co, kh, kw, ci / groups]`.
     ///
-    /// *Errors:* a geometry that [`Geometry::validate`] refuses, another length.
+    /// *Errors:* a geometry that [`Geometry::validate`] refuses, another length, memory that is short.
     pub fn weight_rows<T: Copy>(&self, w: &[T]) -> Result<Vec<T>> {
         self.validate()?;
         let (channels, positions) = (self.channels(), self.positions());
@@ -146,8 +147,11 @@ impl Geometry {
             let expected = format!("{} × {channels} × {} × {} weights", self.co, self.kernel[0], self.kernel[1]);
             return Err(Error::invalid(OP, expected, w.len().to_string()));
         }
-        let row = |row| (0..positions).flat_map(move |p| (0..channels).map(move |c| (row, c, p)));
-        Ok((0..self.co).flat_map(row).map(|(o, c, p)| w[(o * channels + c) * positions + p]).collect())
+        let mut rows = room(OP, w.len())?;
+        for planes in w.chunks_exact(self.k()) {
+            (0..positions).for_each(|p| rows.extend(planes[p..].iter().step_by(positions)));
+        }
+        Ok(rows)
     }
 
     /// Rows or columns (axis 0 or 1) of an input of this size with its padding.

@@ -21,6 +21,20 @@ pub(crate) fn zeroed<T: Zeroable>(op: &'static str, len: usize) -> Result<Vec<T>
     bytemuck::allocation::try_zeroed_vec(len).map_err(|()| short::<T>(op, len))
 }
 
+/// An empty vector with room for that many. Error: memory is short.
+pub(crate) fn room<T>(op: &'static str, len: usize) -> Result<Vec<T>> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(len).map_err(|_| short::<T>(op, len))?;
+    Ok(room)
+}
+
+/// As many values as are said to come. Error: memory is short.
+pub(crate) fn collected<T>(op: &'static str, len: usize, values: impl IntoIterator<Item = T>) -> Result<Vec<T>> {
+    let mut all = room(op, len)?;
+    all.extend(values);
+    Ok(all)
+}
+
 /// The error where memory is short for that many elements.
 pub(crate) fn short<T>(op: &'static str, len: usize) -> Error {
     Error::Memory { op, requested_bytes: len.saturating_mul(size_of::<T>()) }

@@ -2,6 +2,7 @@
 
 use super::{Group, QTensor, WeightFormat, Zero, Zeros};
 use crate::error::{Error, Result};
+use crate::memory::room;
 use std::borrow::Cow;
 
 const OP: &str = "express in another format";
@@ -26,7 +27,7 @@ impl QTensor {
     /// groups may be divided, or joined where neighbours have the same scale and zero; scales may change their type
     /// where they are exact in the other; zero points, offsets and none at all may change into each other where that
     /// is exact. A group index stays where the groups stay. *Errors:* the first number that the format cannot hold, with
-    /// its row and group.
+    /// its row and group; memory that is short.
     pub fn express(&self, target: WeightFormat) -> Result<Cow<'_, QTensor>> {
         target.validate()?;
         let source = self.format();
@@ -36,8 +37,9 @@ impl QTensor {
         let (n, k) = (self.n(), self.k());
         let columns = Columns::of(self, target.group)?;
         let groups = target.group.count(k);
-        let (mut codes, mut scales) = (Vec::with_capacity(n * k), Vec::with_capacity(n * groups));
-        let (mut points, mut offsets) = (Vec::new(), Vec::new());
+        let (mut codes, mut scales) = (room(OP, n * k)?, room(OP, n * groups)?);
+        let of_groups = |zero: Zero| if target.zero == zero { n * groups } else { 0 };
+        let (mut points, mut offsets) = (room(OP, of_groups(Zero::Integer))?, room(OP, of_groups(Zero::Float))?);
         // What is added to the codes of each group.
         let mut shifts = vec![0i32; groups];
         for i in 0..n {

@@ -13,6 +13,7 @@
 
 use super::{WeightFormat, Zeros};
 use crate::error::{Error, Result};
+use crate::memory::room;
 use crate::tensor::Float;
 
 /// Factors are at most this, whatever the zero point.
@@ -35,8 +36,8 @@ pub(crate) struct Factors {
 }
 
 impl Factors {
-    /// Takes scales `[n, groups]` apart; `zero` gives the zero point of a row and group. Error: the first row whose scales are
-    /// no such multiples.
+    /// Takes scales `[n, groups]` apart; `zero` gives the zero point of a row and group. Errors: the first row whose scales are
+    /// no such multiples, memory that is short.
     pub fn of(
         op: &'static str,
         [n, groups]: [usize; 2],
@@ -44,7 +45,7 @@ impl Factors {
         zero: impl Fn(usize, usize) -> u32,
         dtype: Float,
     ) -> Result<Self> {
-        let (mut channel, mut factors) = (Vec::with_capacity(n), Vec::with_capacity(n * groups));
+        let (mut channel, mut factors) = (room(op, n)?, room(op, n * groups)?);
         let (mut scales, mut most) = (vec![0f32; groups], vec![0f32; groups]);
         for i in 0..n {
             for g in 0..groups {

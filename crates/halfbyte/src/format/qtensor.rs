@@ -3,7 +3,7 @@
 use super::factors::{Factors, zero_points};
 use super::{Group, WeightFormat, Zero};
 use crate::error::{Error, Result};
-use crate::memory::check_empty;
+use crate::memory::{check_empty, collected};
 
 /// Where zero lies, group by group.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +56,7 @@ impl QTensor {
         let has_scales = |groups: usize| n.checked_mul(groups) == Some(scales.len());
         let groups = groups(format.group, k, group_index.as_deref(), has_scales);
         let size = |a: usize, b: usize, what: &str| {
-            a.checked_mul(b).ok_or_else(|| Error::invalid(OP, format!("{what} that fits memory"), format!("{a} × {b}")))
+            a.checked_mul(b).ok_or_else(|| Error::invalid(OP, format!("{what} that fit memory"), format!("{a} × {b}")))
         };
         let check = |what: &str, got: usize, want: usize| {
             if got == want { Ok(()) } else { Err(Error::invalid(OP, format!("{want} {what}"), got.to_string())) }
@@ -184,7 +184,7 @@ impl QTensor {
         self.group_index.as_deref()
     }
 
-    /// Group of column `j`.
+    /// Group of column `j`. Panics if there is a group index and `j` is not below k.
     pub fn group_of(&self, j: usize) -> usize {
         match (&self.group_index, self.format.group) {
             (Some(index), _) => index[j] as usize,
@@ -201,12 +201,13 @@ impl QTensor {
         }
     }
 
-    /// Group of column `j` of quantised activations.
+    /// Group of column `j` of quantised activations. Panics as [`QTensor::group_of`] does.
     pub fn activation_group_of(&self, j: usize) -> usize {
         if self.format.channel_scale.is_some() { 0 } else { self.group_of(j) }
     }
 
-    /// Zero point of row `i` and group `g` in codes, for formats without float offsets.
+    /// Zero point of row `i` and group `g` in codes, for formats without float offsets. Panics if each group has one of its own and
+    /// they are not there.
     pub fn zero_point(&self, i: usize, g: usize) -> Option<u32> {
         match &self.zeros {
             Zeros::Symmetric => Some(self.format.middle()),
@@ -215,33 +216,39 @@ impl QTensor {
         }
     }
 
-    /// Some of the rows. Error: rows that are not there.
+    /// Some of the rows. Errors: rows that are not there, memory that is short.
     pub fn rows(&self, rows: std::ops::Range<usize>) -> Result<Self> {
+        const OP: &str = "qtensor";
         if rows.start > rows.end || rows.end > self.n {
-            return Err(Error::invalid("qtensor", format!("rows of {}", self.n), format!("{rows:?}")));
+            return Err(Error::invalid(OP, format!("rows of {}", self.n), format!("{rows:?}")));
         }
-        fn part<T: Clone>(values: &[T], width: usize, rows: &std::ops::Range<usize>) -> Vec<T> {
-            values[rows.start * width..rows.end * width].to_vec()
+        fn part<T: Copy>(values: &[T], width: usize, rows: &std::ops::Range<usize>) -> Result<Vec<T>> {
+            let values = &values[rows.start * width..rows.end * width];
+            collected(OP, values.len(), values.iter().copied())
         }
         let groups = self.groups();
         let zeros = match &self.zeros {
             Zeros::Symmetric => Zeros::Symmetric,
-            Zeros::Integer(z) => Zeros::Integer(part(z, groups, &rows)),
-            Zeros::Float(o) => Zeros::Float(part(o, groups, &rows)),
+            Zeros::Integer(z) => Zeros::Integer(part(z, groups, &rows)?),
+            Zeros::Float(o) => Zeros::Float(part(o, groups, &rows)?),
+        };
+        let factors = match &self.factors {
+            None => None,
+            Some(factors) => Some(Factors {
+                channel: part(&factors.channel, 1, &rows)?,
+                factors: part(&factors.factors, groups, &rows)?,
+            }),
         };
         Ok(Self {
             format: self.format,
             n: rows.len(),
             k: self.k,
             groups,
-            codes: part(&self.codes, self.k, &rows),
-            scales: part(&self.scales, groups, &rows),
+            codes: part(&self.codes, self.k, &rows)?,
+            scales: part(&self.scales, groups, &rows)?,
             zeros,
             group_index: self.group_index.clone(),
-            factors: self.factors.as_ref().map(|factors| Factors {
-                channel: part(&factors.channel, 1, &rows),
-                factors: part(&factors.factors, groups, &rows),
-            }),
+            factors,
         })
     }
 }

@@ -10,7 +10,7 @@ use super::multiples::Multiples;
 use crate::error::{Error, Result};
 use crate::format::factors::Factors;
 use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros, groups};
-use crate::memory::check_empty;
+use crate::memory::{check_empty, collected, zeroed};
 use crate::tensor::{Float, FloatData};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -39,7 +39,7 @@ impl Strides {
         Self { output: 1, group: n }
     }
 
-    /// Where the value of output `i` and group `g` lies.
+    /// Where the value of output `i` and group `g` lies. Panics or wraps beyond `usize`, where no slice has one.
     pub fn at(self, i: usize, g: usize) -> usize {
         i * self.output + g * self.group
     }
@@ -79,6 +79,8 @@ pub struct StoredTensor<'a> {
     multiples: Option<Box<(Multiples<'a>, Option<Multiples<'a>>)>>,
 }
 
+const OP: &str = "stored tensor";
+
 /// Outputs that are unpacked together: their words share cache lines.
 const ROWS_AT_ONCE: usize = 64;
 
@@ -95,7 +97,6 @@ impl<'a> StoredTensor<'a> {
         zeros: StoredZeros<'a>,
         group_index: Option<Vec<u32>>,
     ) -> Result<Self> {
-        const OP: &str = "stored tensor";
         format.validate()?;
         let has_scales = |groups: usize| scales.1.needs(n, groups).is_some_and(|needed| needed <= scales.0.len());
         let groups = groups(format.group, k, group_index.as_deref(), has_scales);
@@ -180,7 +181,7 @@ impl<'a> StoredTensor<'a> {
         };
         if !same || !scales.are(&self.scales.0, self.scales.1, shape) {
             let expected = "multiples that are its scales and offsets, f32 in rows of whole blocks";
-            return Err(Error::invalid("stored tensor", expected, "others"));
+            return Err(Error::invalid(OP, expected, "others"));
         }
         Ok(Self { multiples: Some(Box::new((scales, offsets))), ..self })
     }
@@ -255,10 +256,10 @@ impl<'a> StoredTensor<'a> {
         self.format == other.format && self.k == other.k && self.group_index == other.group_index
     }
 
-    /// The canonical tensor. Error: a code beyond the format's bits.
+    /// The canonical tensor. Errors: a code beyond the format's bits, memory that is short.
     pub fn to_qtensor(&self) -> Result<QTensor> {
         let (shape, groups) = ([self.n, self.k], self.groups());
-        let mut codes = vec![0u8; self.n * self.k];
+        let mut codes = zeroed::<u8>(OP, self.n * self.k)?;
         codes.par_chunks_mut((ROWS_AT_ONCE * self.k).max(1)).enumerate().for_each(|(block, out)| {
             let first = block * ROWS_AT_ONCE;
             self.codes.rows(first..first + out.len() / self.k, shape, self.format.bits, out);
@@ -267,11 +268,11 @@ impl<'a> StoredTensor<'a> {
             let values = values.as_floats();
             self.gather(groups, |i, g| values.get(strides.at(i, g)))
         };
-        let scales = floats(&self.scales.0, self.scales.1);
+        let scales = floats(&self.scales.0, self.scales.1)?;
         let zeros = match &self.zeros {
             StoredZeros::Symmetric => Zeros::Symmetric,
-            StoredZeros::Integer(z, strides) => Zeros::Integer(self.gather(groups, |i, g| z[strides.at(i, g)])),
-            StoredZeros::Float(o, strides) => Zeros::Float(floats(o, *strides)),
+            StoredZeros::Integer(z, strides) => Zeros::Integer(self.gather(groups, |i, g| z[strides.at(i, g)])?),
+            StoredZeros::Float(o, strides) => Zeros::Float(floats(o, *strides)?),
         };
         let index = self.group_index.as_ref().map(|index| index.to_vec());
         QTensor::new(self.format, shape, codes, scales, zeros, index)
@@ -294,34 +295,40 @@ impl<'a> StoredTensor<'a> {
     }
 
     /// Some rows and columns, in the order in which they are asked for, with the groups that these columns have: the same numbers,
-    /// wherever a group is cut. Rows that are not asked for are not unpacked.
+    /// wherever a group is cut. Rows that are not asked for are not unpacked. Where these columns would fill more groups than they have,
+    /// there are as many, and no column is of the last ones.
     ///
-    /// Errors: rows or columns that are not there, columns that are asked for twice, a code beyond the format's bits.
+    /// Errors: rows or columns that are not there, columns that are asked for twice, a code beyond the format's bits, memory that is
+    /// short.
     pub fn part(&self, rows: &[Range<usize>], columns: &[Range<usize>]) -> Result<QTensor> {
+        const OP: &str = "part of a stored tensor";
         for (what, ranges, end) in [("rows", rows, self.n), ("columns", columns, self.k)] {
             if let Some(range) = ranges.iter().find(|range| range.start > range.end || range.end > end) {
-                return Err(Error::invalid(
-                    "part of a stored tensor",
-                    format!("{what} below {end}"),
-                    format!("{range:?}"),
-                ));
+                return Err(Error::invalid(OP, format!("{what} below {end}"), format!("{range:?}")));
             }
         }
-        let columns: Vec<usize> = columns.iter().cloned().flatten().collect();
-        let mut asked = vec![false; self.k];
-        if let Some(j) = columns.iter().find(|&&j| std::mem::replace(&mut asked[j], true)) {
-            return Err(Error::invalid("part of a stored tensor", "each column once", format!("column {j} twice")));
+        let all = |ranges: &[Range<usize>]| {
+            let len = ranges.iter().map(ExactSizeIterator::len).fold(0, usize::saturating_add);
+            collected(OP, len, ranges.iter().cloned().flatten())
+        };
+        let columns = all(columns)?;
+        let mut asked = zeroed::<u8>(OP, self.k)?;
+        if let Some(j) = columns.iter().find(|&&j| std::mem::replace(&mut asked[j], 1) > 0) {
+            return Err(Error::invalid(OP, "each column once", format!("column {j} twice")));
         }
-        let used = self.used_groups(columns.iter().copied());
-        let mut named = vec![0u32; self.groups()];
+        let mut used = self.used_groups(columns.iter().copied());
+        let mut named = zeroed::<u32>(OP, self.groups())?;
         used.iter().zip(0..).for_each(|(&g, name)| named[g] = name);
+        // Groups that no column has still have a scale.
+        let filled = self.format.group.count(columns.len());
+        used.resize(filled.max(used.len()), used.last().copied().unwrap_or(0));
         // Neighbours, whose words may share cache lines.
         let blocks = rows.iter().flat_map(|range| {
             range.clone().step_by(ROWS_AT_ONCE).map(move |first| first..range.end.min(first + ROWS_AT_ONCE))
         });
-        let rows: Vec<usize> = rows.iter().cloned().flatten().collect();
+        let rows = all(rows)?;
         let (shape, width) = ([self.n, self.k], columns.len());
-        let mut codes = vec![0u8; rows.len() * width];
+        let mut codes = zeroed::<u8>(OP, rows.len().saturating_mul(width))?;
         let (mut rest, mut work) = (codes.as_mut_slice(), Vec::new());
         for block in blocks {
             let (out, others) = std::mem::take(&mut rest).split_at_mut(block.len() * width);
@@ -335,26 +342,25 @@ impl<'a> StoredTensor<'a> {
                 out.iter_mut().zip(&columns).for_each(|(out, &j)| *out = whole[j]);
             }
         });
-        let gather = |value: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
-            rows.iter().flat_map(|&i| used.iter().map(move |&g| value(i, g))).collect()
-        };
+        let (rows, used) = (&rows, &used);
+        let places = || rows.iter().flat_map(|&i| used.iter().map(move |&g| (i, g)));
+        let of_groups = rows.len().saturating_mul(used.len());
         let floats = |(values, strides): (&FloatData<'_>, Strides)| {
             let values = values.as_floats();
-            gather(&|i, g| values.get(strides.at(i, g)))
+            collected(OP, of_groups, places().map(|(i, g)| values.get(strides.at(i, g))))
         };
         let zeros = match &self.zeros {
             StoredZeros::Symmetric => Zeros::Symmetric,
             StoredZeros::Integer(z, strides) => {
-                let of_row = |&i: &usize| used.iter().map(move |&g| z[strides.at(i, g)]);
-                Zeros::Integer(rows.iter().flat_map(of_row).collect())
+                Zeros::Integer(collected(OP, of_groups, places().map(|(i, g)| z[strides.at(i, g)]))?)
             }
-            StoredZeros::Float(o, strides) => Zeros::Float(floats((o, *strides))),
+            StoredZeros::Float(o, strides) => Zeros::Float(floats((o, *strides))?),
         };
-        let index = columns.iter().map(|&j| named[self.group_of(j)]).collect();
-        QTensor::new(self.format, [rows.len(), columns.len()], codes, floats(self.scales()), zeros, Some(index))
+        let index = collected(OP, width, columns.iter().map(|&j| named[self.group_of(j)]))?;
+        QTensor::new(self.format, [rows.len(), width], codes, floats(self.scales())?, zeros, Some(index))
     }
 
-    /// What the codes stand for, `[n, k]`, each rounded to f32 once. Error: a code beyond the format's bits.
+    /// What the codes stand for, `[n, k]`, each rounded to f32 once. Errors: a code beyond the format's bits, memory that is short.
     pub fn values(&self) -> Result<Vec<f32>> {
         let (shape, format) = ([self.n, self.k], self.format);
         let (size, most) = (format.group.len(self.k).max(1), format.max_code());
@@ -371,7 +377,7 @@ impl<'a> StoredTensor<'a> {
                 }
             }
         };
-        let mut values = vec![0f32; self.n * self.k];
+        let mut values = zeroed::<f32>("values", self.n * self.k)?;
         let blocks = values.par_chunks_mut((ROWS_AT_ONCE * self.k).max(1)).enumerate();
         blocks.try_for_each_init(Vec::new, |codes, (block, out)| {
             let first = block * ROWS_AT_ONCE;
@@ -399,9 +405,9 @@ impl<'a> StoredTensor<'a> {
     }
 
     /// Values `[n, groups]`.
-    fn gather<T>(&self, groups: usize, value: impl Fn(usize, usize) -> T) -> Vec<T> {
+    fn gather<T>(&self, groups: usize, value: impl Fn(usize, usize) -> T) -> Result<Vec<T>> {
         let value = &value;
-        (0..self.n).flat_map(|i| (0..groups).map(move |g| value(i, g))).collect()
+        collected(OP, self.n * groups, (0..self.n).flat_map(|i| (0..groups).map(move |g| value(i, g))))
     }
 }
 

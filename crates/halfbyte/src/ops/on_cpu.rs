@@ -24,6 +24,7 @@ use crate::kernel::{Activation, Problem};
 use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::cpu_int8::CpuInt8;
 use crate::tensor::{Float, Floats, FloatsMut};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// A weight with its bias, and the kernels that were chosen for it.
@@ -126,19 +127,22 @@ fn quantized(caps: Caps, w: &QTensor, act: Act, geometry: Geometry) -> Result<We
         return Err(Error::invalid("conv2d", "groups of neighbouring channels", got));
     }
     if depthwise::serves(&geometry).is_ok() {
-        return Ok(Weights::Depthwise(Depthwise::quantized(w, act)));
+        return Ok(Weights::Depthwise(Depthwise::quantized(w, act)?));
     }
     let w = w.express(format_of_products(w.format(), act, &geometry)?)?;
     let packed = |group: usize| {
-        let part = w.rows(group * geometry.outputs()..(group + 1) * geometry.outputs())?;
-        Ok(Packed::Quantized(pack(caps, &[&(&part).into()], act == Act::A8Asym)?, act))
+        let part = match geometry.groups {
+            1 => Cow::Borrowed(&*w),
+            _ => Cow::Owned(w.rows(group * geometry.outputs()..(group + 1) * geometry.outputs())?),
+        };
+        Ok(Packed::Quantized(pack(caps, &[&part.as_ref().into()], act == Act::A8Asym)?, act))
     };
     Ok(Weights::Products((0..geometry.groups).map(packed).collect::<Result<_>>()?))
 }
 
 fn dense(w: Floats<'_>, geometry: Geometry) -> Result<Weights> {
     if depthwise::serves(&geometry).is_ok() {
-        return Ok(Weights::Depthwise(Depthwise::dense(w, geometry.co)));
+        return Ok(Weights::Depthwise(Depthwise::dense(w, geometry.co)?));
     }
     let (outputs, k) = (geometry.outputs(), geometry.k());
     let packed = |group: usize| {
@@ -271,7 +275,7 @@ pub struct Conv2dInt8 {
 
 impl Conv2dInt8 {
     pub(super) fn new(w: &Int8Weight<'_>, geometry: Geometry, epilogue: &EpilogueInt8) -> Result<Self> {
-        let depthwise = depthwise::serves(&geometry).is_ok().then(|| DepthwiseInt8::new(w));
+        let depthwise = depthwise::serves(&geometry).is_ok().then(|| DepthwiseInt8::new(w)).transpose()?;
         let rows = if depthwise.is_some() { geometry.co } else { geometry.outputs() };
         let packed = (0..geometry.co / rows).map(|i| pack_rows(w, i * rows..(i + 1) * rows)).collect::<Result<_>>()?;
         let weights = WeightsInt8 { packed, epilogues: Vec::new(), depthwise };

@@ -11,6 +11,7 @@ use super::gptq::Calibrated;
 use super::panel::{Panel, rows_at_a_time};
 use super::rtn::{Params, Range, Rtn, SymmetricScale, least, rtn};
 use super::stats::Hessian;
+use super::too_large;
 use crate::error::{Error, Result};
 use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros};
 use crate::tensor::Floats;
@@ -110,8 +111,7 @@ pub fn awq_scales(
     let best = tries.into_iter().reduce(|best, next| if next.0 < best.0 { next } else { best });
     let (loss, exponent, scales) = best.expect("there are exponents to try");
     if !loss.is_finite() {
-        let expected = format!("scales within the range of {}", format.scale);
-        return Err(Error::invalid(OP, expected, "weights too large for that"));
+        return Err(too_large(OP, format, ""));
     }
     Ok(AwqScales { scales, exponent, loss, plain_loss })
 }
@@ -189,11 +189,7 @@ pub fn rtn_clipped(
         }
     }
     if let Some(i) = params.iter().position(|p| !(p.scale.is_finite() && p.zero.is_finite())) {
-        return Err(Error::invalid(
-            OP,
-            format!("scales within the range of {}", format.scale),
-            format!("weights too large for that in row {}", i / groups),
-        ));
+        return Err(too_large(OP, format, &format!(" in row {}", i / groups)));
     }
     let mut codes = vec![0u8; n * k];
     let mut losses = vec![0.0; n];

@@ -22,7 +22,8 @@ use super::damped::{Damped, check};
 use super::panel::{BLOCK, Panel, pieces, rows_at_a_time};
 use super::rtn::{Params, Range as ScaleRange, Rtn, SymmetricScale, rtn};
 use super::stats::Hessian;
-use crate::error::{Error, Result};
+use super::too_large;
+use crate::error::Result;
 use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros};
 use crate::tensor::Floats;
 use rayon::prelude::*;
@@ -131,7 +132,7 @@ pub fn gptq(
     let mut params = vec![Params { scale: 0.0, zero: 0.0 }; n * groups];
     let mut losses = vec![0.0; n];
     let rows = rows_at_a_time(n);
-    let too_large = codes
+    let beyond = codes
         .par_chunks_mut(rows * k)
         .zip(params.par_chunks_mut(rows * groups))
         .zip(losses.par_chunks_mut(rows))
@@ -164,12 +165,8 @@ pub fn gptq(
             params.iter().position(|p| !(p.scale.is_finite() && p.zero.is_finite())).map(|i| first + i / groups)
         })
         .find_map_first(|bad| bad);
-    if let Some(row) = too_large {
-        return Err(Error::invalid(
-            OP,
-            format!("scales within the range of {}", format.scale),
-            format!("weights too large for that in row {row}"),
-        ));
+    if let Some(row) = beyond {
+        return Err(too_large(OP, format, &format!(" in row {row}")));
     }
 
     let zeros = match format.zero {

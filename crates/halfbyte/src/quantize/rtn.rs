@@ -1,8 +1,9 @@
 //! Round to nearest: each group's scale from its extremes, or from a search for the least squared error.
 
+use super::too_large;
 use crate::error::{Error, Result};
 use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros};
-use crate::memory::{check_empty, zeroed};
+use crate::memory::{check_empty, collected, zeroed};
 use crate::tensor::Floats;
 use bytemuck::Zeroable;
 use rayon::prelude::*;
@@ -32,7 +33,8 @@ pub struct Rtn {
 /// *Shapes:* w `[n, k]`. *Accuracy:* every element within half a step of its group, plus the rounding of the scale to
 /// the format's scale type (where scales have two levels, elements that no code reaches may be further off if that lowers the
 /// squared error of the group); codes are chosen for the rounded scale. Asymmetric ranges always include zero.
-/// *Errors:* a length that is not n·k, a bad format, NaN or infinity (with its place), a scale beyond the scale type, no elements in more than
+/// *Errors:* a length that is not n·k, a bad format, NaN or infinity (with its place), a scale beyond the scale type, with
+/// zero points or offsets a range of weights beyond f32, no elements in more than
 /// 2²⁴ rows or columns, memory that is short.
 pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn) -> Result<QTensor> {
     const OP: &str = "quantize (round to nearest)";
@@ -45,7 +47,10 @@ pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn
     let len = format.group.len(k).max(1);
     let range = Range { format, options };
     let tensor_wide = match format.group {
-        Group::Tensor => Some(range.of(&w.to_f32(), &[1.0], None)),
+        Group::Tensor => Some(match w {
+            Floats::F32(w) => range.of(w, &[1.0], None),
+            w => range.of(&collected(OP, w.len(), (0..w.len()).map(|i| w.get(i)))?, &[1.0], None),
+        }),
         _ => None,
     };
     let mut codes = zeroed::<u8>(OP, n * k)?;
@@ -73,18 +78,14 @@ pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn
     if let Some((row, column, value)) = bad {
         return Err(Error::NotFinite { op: OP, value: value.to_string(), row, column });
     }
-    let scales: Vec<f32> = params.iter().map(|p| p.scale).collect();
+    let scales = collected(OP, n * groups, params.iter().map(|p| p.scale))?;
     if let Some(i) = scales.iter().position(|s| !s.is_finite()) {
-        return Err(Error::invalid(
-            OP,
-            format!("scales within the range of {}", format.scale),
-            format!("weights too large for that in row {}", i / groups),
-        ));
+        return Err(too_large(OP, format, &format!(" in row {}", i / groups)));
     }
     let zeros = match format.zero {
         Zero::Symmetric => Zeros::Symmetric,
-        Zero::Integer => Zeros::Integer(params.iter().map(|p| p.zero as u16).collect()),
-        Zero::Float => Zeros::Float(params.iter().map(|p| p.zero).collect()),
+        Zero::Integer => Zeros::Integer(collected(OP, n * groups, params.iter().map(|p| p.zero as u16))?),
+        Zero::Float => Zeros::Float(collected(OP, n * groups, params.iter().map(|p| p.zero))?),
     };
     QTensor::new(format, [n, k], codes, scales, zeros, None)
 }
@@ -186,7 +187,8 @@ impl Range {
                 let low = group.iter().fold(f32::INFINITY, |a, &v| a.min(v));
                 let high = group.iter().fold(f32::NEG_INFINITY, |a, &v| a.max(v));
                 let (low, high) = if group.is_empty() { (0.0, 0.0) } else { (low, high) };
-                let middle = (low + high) / 2.0;
+                let sum = low + high;
+                let middle = if sum.is_finite() { sum / 2.0 } else { low / 2.0 + high / 2.0 };
                 let half = (high - low) / 2.0 * factor;
                 let from = |zero: f32| Params { scale: round((middle + half - zero) / max_code), zero };
                 let nearest = from(round(middle - half));

@@ -21,5 +21,7 @@ mod quantize;
 mod random;
 mod refine;
 mod residual_network;
+#[cfg(target_os = "linux")]
+mod short_memory;
 mod sizes;
 mod tidy;

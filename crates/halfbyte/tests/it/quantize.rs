@@ -122,8 +122,25 @@ fn nan_infinity_and_too_large_weights_are_errors_that_say_where() {
     }
     let error = rtn(Floats::F32(&[1e9; 4]), [2, 2], format, Rtn::default()).unwrap_err();
     assert!(error.to_string().contains("weights too large"), "{error}");
+    let refused = |w: &[f32], name: &str| {
+        rtn(Floats::F32(w), [1, w.len()], parse(name).weight, Rtn::default()).unwrap_err().to_string()
+    };
+    assert!(refused(&[1e7; 4], "w4a16-g2-si8").contains("expected scales within the range of f16"));
+    for name in ["w4a16-asym-sf32", "w4a16-float-sf32"] {
+        let error = refused(&[f32::MAX, -f32::MAX], name);
+        assert!(error.contains("differ by no more than f32 holds, got weights too large for that in row 0"), "{error}");
+    }
     assert!(rtn(Floats::F32(&[1.0; 3]), [2, 2], format, Rtn::default()).is_err());
     assert!(rtn(Floats::F32(&[]), [usize::MAX, 2], format, Rtn::default()).is_err());
+}
+
+#[test]
+fn weights_near_the_end_of_f32_have_offsets() {
+    let w = [3e38f32, 3.1e38, 3.04e38];
+    let q = rtn(Floats::F32(&w), [1, 3], parse("w4a16-float-sf32").weight, Rtn::default()).unwrap();
+    for (got, w) in reference::dequantize(&q).iter().zip(w) {
+        assert!((got - f64::from(w)).abs() <= f64::from(q.scales()[0]) * 0.501, "{got} for {w}");
+    }
 }
 
 #[test]

@@ -3,8 +3,11 @@
 use halfbyte::cpu::attention::Heads;
 use halfbyte::cpu::nn::Rope;
 use halfbyte::format::int8::{Affine, Byte, Bytes, Int8Weight};
+use halfbyte::layout::codes::Codes;
+use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
 use halfbyte::quantize::{Gptq, Hessian, Rtn, WeightOnlyRule, gptq, rtn, weight_only};
-use halfbyte::{Act, Cpu, Error, Floats, Format, Linear, LinearInt8, LlmInt8Linear, QTensor, Weight, Zeros};
+use halfbyte::{Act, Cpu, Error, FloatData, Floats, Format, Linear, LinearInt8, LlmInt8Linear, QTensor, Weight, Zeros};
+use std::sync::Arc;
 
 /// A shape without elements that is refused, another one of which is not.
 const SIZES: [usize; 4] = [(1 << 24) + 1, 1 << 33, 1 << 60, usize::MAX];
@@ -92,4 +95,12 @@ fn memory_that_no_machine_has_is_an_error() {
         let rope = Rope::new(vec![1.0, 0.1], 1.0, usize::MAX).unwrap();
         few(rope.apply(&Cpu::new(1).unwrap(), &mut [0f32; 12], heads, position).unwrap_err());
     }
+    let (shape, format) = ([1 << 40, 1 << 20], "w4a16-sf32".parse::<Format>().unwrap().weight);
+    let codes = Codes::Rows(Arc::new(|_, out: &mut [u8]| out.fill(1)));
+    let scales = (FloatData::F32(vec![1.0].into()), Strides::TENSOR);
+    let stored = StoredTensor::new(format, shape, codes, scales, StoredZeros::Symmetric, None).unwrap();
+    few(stored.to_qtensor().unwrap_err());
+    few(stored.values().unwrap_err());
+    let all = shape.map(|size| 0..size);
+    few(stored.part(&all[..1], &all[1..]).unwrap_err());
 }

@@ -8,7 +8,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("error", &["kernel"]),
     ("checks", &["error", "kernel"]),
     ("memory", &["error"]),
-    ("conv", &["error", "format"]),
+    ("conv", &["error", "format", "memory"]),
     ("format", &["conv", "error", "memory", "quantize", "tensor"]),
     ("kernel", &["error", "format", "tensor"]),
     ("kv_pages", &["error"]),

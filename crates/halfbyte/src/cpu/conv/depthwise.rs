@@ -16,9 +16,11 @@ use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::per_isa;
 use crate::cpu::matmul::{Output, widen};
+use crate::error;
 use crate::format::{Act, QTensor, Zeros};
 use crate::kernel::Reason;
 use crate::layout::Lines;
+use crate::memory::collected;
 use crate::quantize::activations::LEAST_RANGE;
 use crate::tensor::Floats;
 
@@ -54,8 +56,8 @@ pub(crate) struct Depthwise {
 }
 
 impl Depthwise {
-    /// From weights `[co, kh · kw]`.
-    pub fn quantized(w: &QTensor, act: Act) -> Self {
+    /// From weights `[co, kh · kw]`. Error: memory is short.
+    pub fn quantized(w: &QTensor, act: Act) -> error::Result<Self> {
         let (co, positions) = (w.n(), w.k());
         let value = |o: usize, p: usize| {
             let at = o * w.groups() + w.group_of(p);
@@ -68,15 +70,16 @@ impl Depthwise {
                 Zeros::Float(offsets) => (f64::from(scale) * f64::from(code) + f64::from(offsets[at])) as f32,
             }
         };
-        let weights = (0..positions).flat_map(|p| (0..co).map(move |o| (o, p))).map(|(o, p)| value(o, p)).collect();
-        Self { weights, co, act: act.is_quantized().then_some(act) }
+        let order = (0..positions).flat_map(|p| (0..co).map(move |o| (o, p)));
+        let weights = collected("conv2d", co * positions, order.map(|(o, p)| value(o, p)))?;
+        Ok(Self { weights, co, act: act.is_quantized().then_some(act) })
     }
 
-    /// From floats `[co, kh · kw]`.
-    pub fn dense(w: Floats<'_>, co: usize) -> Self {
+    /// From floats `[co, kh · kw]`. Error: memory is short.
+    pub fn dense(w: Floats<'_>, co: usize) -> error::Result<Self> {
         let positions = w.len() / co;
         let order = (0..positions).flat_map(|p| (0..co).map(move |o| o * positions + p));
-        Self { weights: order.map(|at| w.get(at)).collect(), co, act: None }
+        Ok(Self { weights: collected("conv2d", w.len(), order.map(|at| w.get(at)))?, co, act: None })
     }
 
     /// Bytes that the weights take.
@@ -144,7 +147,8 @@ per_isa! {
     /// small for a scale becomes 0, and NaN and infinity NaN.
     fn coded(x: &mut [f32]) {
         for v in x {
-            let coded = (v.abs() / 127.0 * 127.0).copysign(*v);
+            // Of the greatest numbers the product may round to infinity.
+            let coded = (v.abs() / 127.0 * 127.0).min(f32::MAX).copysign(*v);
             let coded = if v.abs() < LEAST_RANGE { 0.0 } else { coded };
             *v = if v.is_finite() { coded } else { f32::NAN };
         }

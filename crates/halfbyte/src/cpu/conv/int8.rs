@@ -19,9 +19,11 @@ use crate::cpu::int8::{self, Dequantize, Placed, Requantize, Rows, Runs};
 use crate::cpu::isa::per_isa;
 use crate::cpu::matmul;
 use crate::cpu::patches::Patches;
+use crate::error::Result;
 use crate::format::int8::{Affine, Byte, BytesMut, Int8Weight};
 use crate::layout::Lines;
 use crate::layout::cpu_int8::{CpuInt8, QUAD};
+use crate::memory::collected;
 use crate::tensor::FloatsMut;
 use std::ops::Range;
 
@@ -48,11 +50,12 @@ pub(crate) enum Epilogue {
 pub(crate) struct Depthwise(Vec<i16>);
 
 impl Depthwise {
-    /// From weights `[co, kh · kw]`.
-    pub fn new(w: &Int8Weight<'_>) -> Self {
+    /// From weights `[co, kh · kw]`. Error: memory is short.
+    pub fn new(w: &Int8Weight<'_>) -> Result<Self> {
         let (co, positions) = (w.n(), w.k());
         let order = (0..positions).flat_map(|p| (0..co).map(move |o| (p, o)));
-        Self(order.map(|(p, o)| (w.codes().get(o * positions + p) - w.zero(o)) as i16).collect())
+        let weights = order.map(|(p, o)| (w.codes().get(o * positions + p) - w.zero(o)) as i16);
+        Ok(Self(collected("conv2d int8", co * positions, weights)?))
     }
 
     /// Bytes that the weights take.

@@ -93,7 +93,7 @@ fn skip(required: &str, why: &str) {
 const CHILD: &str = "HALFBYTE_TEST_CHILD";
 
 /// Whether this process was started by [`in_child`].
-fn is_child() -> bool {
+pub fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
@@ -106,7 +106,7 @@ fn child(test: &str, environment: &[(&str, &str)]) -> Command {
     command
 }
 
-fn in_child(test: &str, environment: &[(&str, &str)]) {
+pub fn in_child(test: &str, environment: &[(&str, &str)]) {
     passed(test, child(test, environment).output().unwrap());
 }
 

@@ -38,6 +38,27 @@ fn a_part_of_a_tensor_has_the_numbers_of_the_whole() {
     assert!(stored.part(all, std::slice::from_ref(&(60..65))).unwrap_err().to_string().contains("columns below 64"));
 }
 
+/// No columns, and columns that are of fewer groups than so many fill: scales that no column has are there.
+#[test]
+fn a_part_has_as_many_groups_as_its_columns_fill() {
+    let mut random = Random(44);
+    for name in ["w4a16-g4", "w4a16", "w8a16-tensor", "w4a16-g4-asym", "w2a16-g4-float", "w4a8-g4-asym-si8"] {
+        let w = random.qtensor(parse(name).weight, [3, 8], false);
+        for columns in [vec![], vec![3..3]] {
+            let part = StoredTensor::from(&w).part(std::slice::from_ref(&(1..3)), &columns).unwrap();
+            assert_eq!(([part.n(), part.k()], part.groups()), ([2, 0], 1), "{name}");
+            assert_eq!(CpuN16::pack(&part, false).unpack(), part, "{name}");
+        }
+    }
+    let index = Some(vec![0, 0, 0, 0, 0, 0, 1, 1]);
+    let scales = vec![1.0, 2.0, 3.0, 4.0];
+    let uneven = QTensor::new(parse("w4a16-g4").weight, [2, 8], vec![9; 16], scales, Zeros::Symmetric, index).unwrap();
+    let part = StoredTensor::from(&uneven).part(std::slice::from_ref(&(0..2)), std::slice::from_ref(&(0..6))).unwrap();
+    assert_eq!(dequantize(&part), [[1.0; 6], [3.0; 6]].concat());
+    let part = StoredTensor::from(&uneven).part(std::slice::from_ref(&(1..2)), std::slice::from_ref(&(5..8))).unwrap();
+    assert_eq!(dequantize(&part), [3.0, 4.0, 4.0]);
+}
+
 /// Whole blocks of a file stay blocks, and known multiples known; others become numbers.
 #[test]
 fn a_cut_of_whole_blocks_leaves_them_as_they_are() {
