@@ -3,6 +3,7 @@
 //! Decoding a token is dozens of products of tens of microseconds each. Waking sleeping threads for each would cost as
 //! much as the products; a spinning team takes a job within a cache line's way from core to core.
 
+use super::disjoint::DisjointMut;
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -79,6 +80,14 @@ impl Threads {
     /// Number of threads, the caller included.
     pub fn count(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Runs `task(i, row)` for each row of so many elements, as [`Threads::run`] does; for none of rows without elements.
+    pub(crate) fn run_rows<T: Send>(&self, rows: &mut [T], width: usize, task: &(dyn Fn(usize, &mut [T]) + Sync)) {
+        let (width, count) = (width.max(1), rows.len() / width.max(1));
+        let rows = DisjointMut::new(rows);
+        // SAFETY: each row is of one task.
+        self.run(count, &|i| task(i, unsafe { rows.range(i * width..(i + 1) * width) }));
     }
 
     /// Runs `task(0) … task(tasks − 1)`, each once, on all threads, and returns when all are done. It waits for no thread

@@ -45,7 +45,7 @@ impl Clone for LlmInt8Linear<Cpu> {
 
 impl<D: Device> LlmInt8Linear<D> {
     /// Packs a weight for a device. *Shapes:* codes `[n, k]`, scales `[n]`. *Errors:* a length that does not fit, a scale that is
-    /// negative or not finite, k so large (beyond 66000) that sums of codes leave int32; on a GPU no column or more than 65536, a
+    /// negative or not finite, k so large that sums of codes leave int32 (from 131,072 on they can); on a GPU no column or more than 65536, a
     /// processor before sm_75, memory that is short.
     pub fn on(device: &D, codes: &[i8], shape: [usize; 2], scales: &[f32]) -> Result<Self> {
         Self::of(codes, shape, scales, |codes, shape, scales| D::LlmInt8::pack(device, codes, shape, scales))
@@ -95,7 +95,8 @@ impl<D: Device> LlmInt8Linear<D> {
     /// *Shapes:* x `[m, k]`, y `[m, n]`. *Accuracy:* y lies within `(u + (outliers + 6) · 2⁻²⁴) · (|x̂|·|W|ᵀ + |bias|)` of the formula
     /// in exact numbers, x̂ being codes times their range / 127, or x itself in outlier columns, u that of y's type. On a GPU sums of
     /// codes beyond 2²⁴ are rounded where parts of k meet, at most k / 128 times more; where there are none, the bits are those of a
-    /// CPU. A row with NaN becomes NaN, and no other. *Errors:* a length that does not fit, a threshold that is negative or NaN; on a
+    /// CPU. There a row whose range is no 0, but below 2⁻¹¹⁹ or above 2¹²¹, lies within no bound. A row with NaN becomes NaN, and no other.
+    /// *Errors:* a length that does not fit, a threshold that is negative or NaN; on a
     /// GPU another one than the weight lies on, memory that is short, or that grows while work is recorded.
     pub fn forward<'x, 'y>(
         &self,

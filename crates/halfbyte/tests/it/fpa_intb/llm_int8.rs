@@ -1,5 +1,6 @@
 //! LLM.int8() against goldens, and against its formula in f64 at random.
 
+use crate::cuda::{in_child, is_child};
 use crate::data::Random;
 use crate::golden::Golden;
 use half::{bf16, f16};
@@ -133,4 +134,43 @@ fn what_does_not_fit_is_an_error() {
     assert!(layer.forward(&cpu, &x, 1, 6.0, &mut [0f32; 2]).is_err());
     layer.forward(&cpu, &x, 1, 6.0, &mut y).unwrap();
     assert!(layer.clone().with_bias(vec![0.0; 2]).is_err());
+}
+
+/// Rows at the ends of the range of f32, where 127 times them, or one over them, is none of its numbers.
+#[test]
+fn the_least_and_the_greatest_rows_have_their_codes() {
+    for (x, codes, scale) in [
+        ([2e-39f32, 1e-41], [100i8, 100], 1.0f32),
+        ([1e-39, 5e-40], [100, 100], 1.0),
+        ([1e-44, 3e-45], [100, 100], 1.0),
+        ([3e38, 2.8e36], [1, 2], 1e-6),
+        ([f32::MAX, -f32::MAX], [3, 1], 0.1),
+        ([2.7e36, 1e36], [7, 9], 1.0),
+        ([3e30, 2.8e28], [1, 2], 1e-6),
+    ] {
+        let range = f64::from(x[0]);
+        let x_hat = x.map(|x| (f64::from(x) * 127.0 / range).round() * range / 127.0);
+        let terms = [0, 1].map(|j| x_hat[j] * f64::from(codes[j]) * f64::from(scale));
+        let layer = LlmInt8Linear::new(&codes, [1, 2], &[scale]).unwrap();
+        let y = forward(&layer, Floats::from(&x), 1, f32::INFINITY, Float::F32);
+        let (far, magnitude) = ((f64::from(y[0]) - terms[0] - terms[1]).abs(), terms[0].abs() + terms[1].abs());
+        assert!(far <= 7.0 * 2f64.powi(-24) * magnitude + 2f64.powi(-149), "{x:?}: {y:?} for {terms:?}");
+    }
+}
+
+/// The team of the device computes, and no other thread: that of the pool is busy until it has.
+#[test]
+fn the_threads_of_the_device_compute() {
+    if !is_child() {
+        return in_child("fpa_intb::llm_int8::the_threads_of_the_device_compute", &[]);
+    }
+    rayon::ThreadPoolBuilder::new().num_threads(1).build_global().unwrap();
+    let layer = LlmInt8Linear::new(&[1; 4 * 64], [4, 64], &[1.0; 4]).unwrap();
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    rayon::spawn(move || assert!(wait.recv().is_err()));
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(forward(&layer, Floats::from(&[1f32; 8 * 64]), 8, 6.0, Float::F32)));
+    let y = told.recv_timeout(std::time::Duration::from_secs(60)).expect("the pool's threads are not waited for");
+    assert_eq!(y, [64.0; 32]);
+    drop(done);
 }
