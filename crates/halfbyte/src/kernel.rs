@@ -101,7 +101,7 @@ pub enum Activation {
     Relu,
     /// `min(max(v, 0), 6)`.
     Relu6,
-    /// `min(max(v, low), high)`, for low ≤ high.
+    /// `min(max(v, low), high)`. Layers refuse it unless low ≤ high.
     Clamp(f32, f32),
     /// `v · Φ(v)` with the error function.
     Gelu,
@@ -128,14 +128,26 @@ impl Activation {
         }
     }
 
+    /// Error: a clamp to nothing.
+    pub(crate) fn check(self, op: &'static str) -> Result<()> {
+        match self {
+            Activation::Clamp(low, high) if low <= high => Ok(()),
+            Activation::Clamp(low, high) => {
+                Err(Error::invalid(op, "a clamp whose low is at most its high", format!("{low} and {high}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The least and the greatest code of y that it leaves. Error: it is more than a clamp, or clamps to nothing.
     pub(crate) fn range_of_codes(self, op: &'static str, y: Affine) -> Result<[i32; 2]> {
+        self.check(op)?;
         let (least, greatest) = y.byte().codes().into_inner();
         Ok(match self {
             Activation::None => [least, greatest],
             Activation::Relu => [y.zero(), greatest],
             Activation::Relu6 => [y.zero(), y.code(6.0)],
-            Activation::Clamp(low, high) if low <= high => [y.code(low), y.code(high)],
+            Activation::Clamp(low, high) => [y.code(low), y.code(high)],
             other => {
                 let expected = "none, relu, relu6 or a clamp for codes of 8 bits";
                 return Err(Error::invalid(op, expected, format!("{other:?}")));

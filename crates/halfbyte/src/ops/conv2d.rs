@@ -128,6 +128,7 @@ impl<D: Device> Conv2d<D> {
     ) -> Result<()> {
         let (x, y, shape) = (x.into(), y.into(), Conv2dShape::new(self.geometry, batch, size)?);
         check_images(OP, &shape, [x.len(), y.len()])?;
+        self.activation.check(OP)?;
         self.layer.forward(device, &self.call(&shape), x, y).map_err(|error| error.of(OP))
     }
 }

@@ -87,8 +87,10 @@ impl<D: Device> Conv2dInt8<D> {
         self.finished()
     }
 
-    /// Applies an activation function. *Error:* for outputs in bytes, one that is more than a clamp.
+    /// Applies an activation function. *Errors:* a clamp whose low is above its high or NaN; for outputs in bytes, one that is more
+    /// than a clamp.
     pub fn with_activation(mut self, activation: Activation) -> Result<Self> {
+        activation.check(OP)?;
         self.epilogue.activation = activation;
         self.finished()
     }

@@ -96,8 +96,9 @@ impl Linear<Cuda> {
     /// Multiplies rows that another kernel has quantised.
     ///
     /// *Shapes:* x as [`Linear::rows_form`] says, y `[m, n]`. *Accuracy:* the bits of [`Linear::forward`] with the numbers that
-    /// were quantised. *Errors:* rows of another form, a length that does not fit, memory that is short.
+    /// were quantised. *Errors:* rows of another form, a length that does not fit, a clamp to nothing, memory that is short.
     pub fn forward_rows(&self, device: &Cuda, x: QuantizedView<'_>, y: FloatViewMut<'_>) -> Result<()> {
+        self.activation.check(OP)?;
         self.layer.forward_rows(device, x, y, self.activation).map_err(|error| error.of(OP))
     }
 
@@ -127,6 +128,7 @@ impl Linear<Cuda> {
         y: FloatViewMut<'_>,
         norm: &FoldedNorm<'_>,
     ) -> Result<()> {
+        self.activation.check(OP)?;
         self.layer.forward_folded(device, x, m, y, self.activation, norm).map_err(|error| error.of(OP))
     }
 
@@ -218,12 +220,13 @@ impl<D: Device> Linear<D> {
     /// Multiplies.
     ///
     /// *Shapes:* x `[m, k]`, y `[m, n]`, of any float type each; on a GPU `[m, n / 2]` where rows are gates and what they let through.
-    /// *Accuracy:* [`Linear::bound`], of the sums that gates multiply; the same input gives the same bits, whatever the number of threads. NaN and infinity in x reach y. *Errors:* a length that does not fit, a problem that
-    /// no kernel serves; on a GPU another one than the weight lies on, memory that is short, or that grows while work is recorded.
+    /// *Accuracy:* [`Linear::bound`], of the sums that gates multiply; the same input gives the same bits, whatever the number of threads. NaN and infinity in x reach y. *Errors:* a length that does not fit, a clamp
+    /// whose low is above its high or NaN, a problem that no kernel serves; on a GPU another one than the weight lies on, memory that is short, or that grows while work is recorded.
     pub fn forward<'x, 'y>(&self, device: &D, x: impl Into<D::X<'x>>, m: usize, y: impl Into<D::Y<'y>>) -> Result<()> {
         let (x, y) = (x.into(), y.into());
         check_matrix(OP, "x", [m, self.k()], x.len())?;
         check_matrix(OP, "y", [m, self.layer.outputs()], y.len())?;
+        self.activation.check(OP)?;
         self.layer.forward(device, x, m, y, self.activation).map_err(|error| error.of(OP))
     }
 }

@@ -251,6 +251,14 @@ pub fn refusals<D: Device>(device: &D) {
     said(linear().forward(device, Floats::F16(x), usize::MAX, FloatsMut::F16(y)), "linear: expected x of");
     said(linear().with_bias(vec![0.0; 7]).map(drop), "linear: expected a bias of 8, got 7");
     said(Linear::on(device, Weight::Stored(&[], format.act)).map(drop), "linear: expected");
+    let exchanged = [Activation::Clamp(5.0, -5.0), Activation::Clamp(f32::NAN, 0.0), Activation::Clamp(0.0, f32::NAN)];
+    let to_nothing = |result: Result<(), Error>, op: &str| {
+        said(result, &format!("{op}: expected a clamp whose low is at most its high, got "));
+    };
+    for clamp in exchanged {
+        let linear = linear().with_activation(clamp);
+        to_nothing(linear.forward(device, Floats::F16(x), 2, FloatsMut::F16(y)), "linear");
+    }
     said(Linear::on(device, Weight::Dense(Floats::F16(x), [3, 5])).map(drop), "linear: expected a weight of 3 × 5");
 
     let geometry = Geometry::new(64, 8, [1, 1]);
@@ -259,6 +267,10 @@ pub fn refusals<D: Device>(device: &D) {
     said(run(&x[1..], y), "conv2d: expected x of 1 × 64 × 1 × 2, got 127");
     said(run(x, &mut y[1..]), "conv2d: expected y of 1 × 8 × 1 × 2, got 15");
     said(conv().with_bias(vec![0.0; 7]).map(drop), "conv2d: expected a bias of 8, got 7");
+    for clamp in exchanged {
+        let conv = conv().with_activation(clamp);
+        to_nothing(conv.forward(device, Floats::F16(x), 1, [1, 2], FloatsMut::F16(y)), "conv2d");
+    }
     let other = Geometry::new(64, 8, [1, 2]);
     said(
         Conv2d::on(device, Weight::Quantized(&w, format.act), other).map(drop),
@@ -297,6 +309,12 @@ pub fn refusals<D: Device>(device: &D) {
     said(run(Bytes::I8(&[0; 128]), &mut outputs), "conv2d int8: expected inputs in u8, got i8");
     said(conv().with_bias(vec![i32::MAX; 8]).map(drop), "conv2d int8: expected sums within int32");
     said(conv().with_activation(Activation::Gelu).map(drop), "conv2d int8: expected none, relu");
+    for (clamp, y) in exchanged.into_iter().flat_map(|clamp| [(clamp, None), (clamp, Some(of_x))]) {
+        let linear = LinearInt8::on(device, &weight, of_x, y).unwrap();
+        to_nothing(linear.with_activation(clamp).map(drop), "linear int8");
+        let conv = Conv2dInt8::on(device, &weight, geometry, of_x, y).unwrap();
+        to_nothing(conv.with_activation(clamp).map(drop), "conv2d int8");
+    }
     said(
         Conv2dInt8::on(device, &weight, Geometry { stride: [0, 1], ..geometry }, of_x, None).map(drop),
         "conv2d int8: expected at least 1 pixel of stride down",
