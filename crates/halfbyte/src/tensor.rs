@@ -92,7 +92,7 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// Element `i`, widened (exact).
+    /// Element `i`, widened (exact). Panics if it is not there.
     pub fn get(&self, i: usize) -> f32 {
         match self {
             Floats::F16(v) => v[i].to_f32(),
@@ -101,7 +101,7 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// Elements `range` as a view of the same type.
+    /// Elements `range` as a view of the same type. Panics if they are not there.
     pub fn slice(&self, range: std::ops::Range<usize>) -> Floats<'a> {
         match self {
             Floats::F16(v) => Floats::F16(&v[range]),

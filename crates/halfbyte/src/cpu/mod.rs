@@ -55,9 +55,15 @@ impl Cpu {
     /// A team restricted to given capabilities. Error: the processor does not have them.
     pub fn with_caps(threads: usize, caps: Caps) -> Result<Self> {
         let found = Caps::detect().limited_to(caps.isa)?;
-        let caps = Caps { bf16_dot: caps.bf16_dot && found.bf16_dot, ..found };
-        let threads = Threads::new(threads)
-            .map_err(|e| Error::Device { op: "cpu", cause: format!("no team of {threads} threads: {e}") })?;
+        if caps.bf16_dot && !found.bf16_dot {
+            let cause = "expected a processor with bf16 dot products faster than f32 multiply-adds, got one without";
+            return Err(Error::Device { op: "cpu", cause: format!("{cause} in {}", found.isa.name()) });
+        }
+        let caps = Caps { bf16_dot: caps.bf16_dot, ..found };
+        let threads = Threads::new(threads).map_err(|e| Error::Device {
+            op: "cpu",
+            cause: format!("expected a team of {threads} threads, got {e}"),
+        })?;
         let stream_ahead = isa::stream_ahead();
         let (scratch, conv_scratch) = (Kept::new(&SCRATCH), Kept::new(&CONV_SCRATCH));
         Ok(Self { threads, caps, stream_ahead, scratch, conv_scratch })

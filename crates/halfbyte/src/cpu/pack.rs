@@ -34,7 +34,7 @@ pub fn pack(caps: Caps, parts: &[&StoredTensor<'_>], code_sums: bool) -> Result<
     const OP: &str = "pack";
     let first = parts.first().ok_or_else(|| Error::invalid(OP, "at least one tensor", "none"))?;
     if let Some(other) = parts.iter().find(|part| !first.continues(part)) {
-        let describe = |part: &StoredTensor<'_>| format!("format {:?}, k {}", part.format(), part.k());
+        let describe = |part: &StoredTensor<'_>| format!("format {}, k {}", part.format(), part.k());
         let expected = format!("{} and the same group index everywhere", describe(first));
         return Err(Error::invalid(OP, expected, describe(other)));
     }

@@ -74,7 +74,7 @@ impl Bytes<'_> {
         }
     }
 
-    /// Element `i`.
+    /// Element `i`. Panics if it is not there.
     pub fn get(&self, i: usize) -> i32 {
         match self {
             Bytes::U8(v) => v[i].into(),

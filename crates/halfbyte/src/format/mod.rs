@@ -41,7 +41,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// Number of groups along a k of this length.
+    /// Number of groups along a k of this length. Panics for groups of 0 columns, which no format has.
     pub fn count(self, k: usize) -> usize {
         match self {
             Group::Tensor | Group::Channel => 1,
@@ -128,12 +128,12 @@ pub struct WeightFormat {
 }
 
 impl WeightFormat {
-    /// The largest code, `2^bits − 1`.
+    /// The largest code, `2^bits − 1`, of bits that [`WeightFormat::validate`] takes.
     pub fn max_code(&self) -> u32 {
         (1 << self.bits) - 1
     }
 
-    /// The code that stands for zero in a symmetric format, `2^(bits−1)`.
+    /// The code that stands for zero in a symmetric format, `2^(bits−1)`, of bits that [`WeightFormat::validate`] takes.
     pub fn middle(&self) -> u32 {
         1 << (self.bits - 1)
     }
@@ -226,31 +226,45 @@ pub const FORMATS: &[&str] = &[
 
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let act = match self.act {
-            Act::A16 => "16",
-            Act::A32 => "32",
-            Act::A8 | Act::A8Asym => "8",
-        };
-        write!(f, "w{}a{act}", self.weight.bits)?;
-        match self.weight.group {
+        self.weight.write(f, Some(self.act))
+    }
+}
+
+/// `w4-g128-asym`: a format's name without the activations' half.
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, None)
+    }
+}
+
+impl WeightFormat {
+    fn write(&self, f: &mut fmt::Formatter<'_>, act: Option<Act>) -> fmt::Result {
+        write!(f, "w{}", self.bits)?;
+        f.write_str(match act {
+            None => "",
+            Some(Act::A16) => "a16",
+            Some(Act::A32) => "a32",
+            Some(Act::A8 | Act::A8Asym) => "a8",
+        })?;
+        match self.group {
             Group::Tensor => f.write_str("-tensor")?,
             Group::Channel => {}
             Group::Size(g) => write!(f, "-g{g}")?,
         }
-        match self.weight.zero {
+        match self.zero {
             Zero::Symmetric => {}
             Zero::Integer => f.write_str("-asym")?,
             Zero::Float => f.write_str("-float")?,
         }
-        if self.act == Act::A8Asym {
+        if act == Some(Act::A8Asym) {
             f.write_str("-xasym")?;
         }
-        match self.weight.channel_scale.unwrap_or(self.weight.scale) {
+        match self.channel_scale.unwrap_or(self.scale) {
             Float::F16 => {}
             Float::BF16 => f.write_str("-sbf16")?,
             Float::F32 => f.write_str("-sf32")?,
         }
-        if self.weight.channel_scale.is_some() { f.write_str("-si8") } else { Ok(()) }
+        if self.channel_scale.is_some() { f.write_str("-si8") } else { Ok(()) }
     }
 }
 
@@ -294,7 +308,11 @@ impl FromStr for Format {
                 "xasym" => return Err(fail("-xasym once, and only with a8")),
                 _ => match part.strip_prefix('g').and_then(|g| g.parse::<usize>().ok()) {
                     Some(g) if g > 0 && !part.starts_with("g+") => group.replace(Group::Size(g)).is_some(),
-                    _ => return Err(fail("parts of -g{N}, -tensor, -asym, -float, -xasym, -sbf16, -sf32, -si8")),
+                    _ => {
+                        return Err(fail(
+                            "parts of -g{N} with N from 1 on, -tensor, -asym, -float, -xasym, -sbf16, -sf32, -si8",
+                        ));
+                    }
                 },
             };
             if repeated {

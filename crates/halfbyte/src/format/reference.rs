@@ -29,7 +29,8 @@ pub fn dequantize(w: &QTensor) -> Vec<f64> {
     out
 }
 
-/// `y = x · wᵀ` in f64 for x `[m, k]` and w `[n, k]`, with `magnitude = |x| · |w|ᵀ`, by which errors are measured.
+/// `y = x · wᵀ` in f64 for x `[m, k]` and w `[n, k]`, with `magnitude = |x| · |w|ᵀ`, by which errors are measured. Panics
+/// if x or w is shorter.
 pub fn matmul(x: &[f64], w: &[f64], [m, n, k]: [usize; 3]) -> Product {
     let mut value = Vec::with_capacity(m * n);
     let mut magnitude = Vec::with_capacity(m * n);
@@ -58,7 +59,7 @@ pub struct Product {
 ///
 /// Shapes: x `[m, k]` f32. With quantised activations the product is the sum of four terms,
 /// `Σ (sA·qA + oA)(sB·qB + oB)`, and its magnitude is that of the four: `(|sA·qA| + |oA|) · (|sB·qB| + |oB|)ᵀ`. Without
-/// offsets that is `|x| · |W|ᵀ` again.
+/// offsets that is `|x| · |W|ᵀ` again. Panics if x is shorter.
 pub fn linear(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
     let shape = [m, w.n(), w.k()];
     if !act.is_quantized() {
@@ -73,7 +74,8 @@ pub fn linear(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
 
 /// The convolution of x with w in f64, with the magnitude of the sum as [`matmul`] has it.
 ///
-/// Shapes: x `[batch, ci, h, w]`, w `[co, kh, kw, ci / groups]`, both results `[batch, co, oh, ow]`.
+/// Shapes: x `[batch, ci, h, w]`, w `[co, kh, kw, ci / groups]`, both results `[batch, co, oh, ow]`. Panics if x or w is
+/// shorter.
 pub fn conv2d(x: &[f64], w: &[f64], shape: &Conv2dShape) -> Product {
     let Geometry { ci, co, kernel, stride, padding, dilation, .. } = *shape.geometry();
     let (channels, outputs) = (shape.geometry().channels(), shape.geometry().outputs());
@@ -118,7 +120,8 @@ pub fn conv2d(x: &[f64], w: &[f64], shape: &Conv2dShape) -> Product {
 /// zero.
 ///
 /// Shapes: x `[batch, ci, h, w]` f32, w `[co, k]` in the order of [`crate::conv`], both results `[batch, co, oh, ow]`; the
-/// magnitude is that of [`linear`]. *Errors:* groups of a scale that do not divide the channels of a position.
+/// magnitude is that of [`linear`]. *Errors:* groups of a scale that do not divide the channels of a position. Panics if
+/// x or w is smaller.
 pub fn conv2d_linear(x: &[f32], w: &QTensor, act: Act, shape: &Conv2dShape) -> Result<Product> {
     let ci = shape.geometry().ci;
     shape.geometry().scale_channels(w.format().group)?;
@@ -162,7 +165,8 @@ fn weight_magnitudes(w: &QTensor) -> Vec<f64> {
     (0..w.codes().len()).map(term).collect()
 }
 
-/// What quantised activations stand for, `[m, k]`: `scale · code + offset` of the row and the column's group.
+/// What quantised activations stand for, `[m, k]`: `scale · code + offset` of the row and the column's group. Panics if
+/// they are not those of such a weight.
 pub fn dequantize_activations(x: &ActCodes, w: &QTensor) -> Vec<f64> {
     let (k, groups) = (w.k(), w.activation_groups());
     let m = x.codes.len() / k.max(1);
@@ -213,7 +217,7 @@ impl Bound {
 
 /// Sums of a product of bytes, `[m, n]`: `Σ (qI − zI)(qW − zW) + bias`, exact; see [`super::int8`].
 ///
-/// Shapes: x `[m, k]`, bias `[n]`.
+/// Shapes: x `[m, k]`, bias `[n]`. Panics if one is shorter.
 pub fn int8_sums(x: Bytes<'_>, m: usize, x_zero: i32, w: &Int8Weight<'_>, bias: Option<&[i32]>) -> Vec<i64> {
     let (n, k) = (w.n(), w.k());
     let mut sums = Vec::with_capacity(m * n);
@@ -227,7 +231,8 @@ pub fn int8_sums(x: Bytes<'_>, m: usize, x_zero: i32, w: &Int8Weight<'_>, bias: 
     sums
 }
 
-/// The code of y for a sum: `clamp(round_half_even(f32(sum) · M) + zO)`, with M in f32; see [`super::int8`].
+/// The code of y for a sum: `clamp(round_half_even(f32(sum) · M) + zO)`, with M in f32; see [`super::int8`]. Panics if the range is
+/// empty.
 pub fn requantize(sum: i64, multiplier: f32, y_zero: i32, range: RangeInclusive<i32>) -> i32 {
     let steps = f64::from((sum as f32 * multiplier).round_ties_even());
     (steps + f64::from(y_zero)).clamp((*range.start()).into(), (*range.end()).into()) as i32

@@ -16,7 +16,8 @@
 //! ```
 //!
 //! A range below 2⁻¹⁰⁰ counts as none: scale and codes are 0. A group that holds NaN or infinity has a scale of NaN,
-//! so that whatever is computed from it is NaN.
+//! so that whatever is computed from it is NaN; so has, with an offset, one whose greatest and least element differ by more than f32
+//! holds.
 
 use crate::format::{Act, QTensor};
 
@@ -80,7 +81,7 @@ impl ActRange {
 /// Quantises activations for a weight: the groups are the weight's, along its group index if it has one; one group, where the
 /// weight's scales have two levels.
 ///
-/// Shapes: x `[m, k]`.
+/// Shapes: x `[m, k]`. Panics if x is shorter.
 pub fn quantize_activations(x: &[f32], m: usize, w: &QTensor, act: Act) -> ActCodes {
     quantize_rows(x, [m, w.k(), w.activation_groups()], |j| w.activation_group_of(j), act)
 }

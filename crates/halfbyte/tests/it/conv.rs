@@ -328,6 +328,22 @@ fn the_same_bits_whatever_the_number_of_threads() {
 }
 
 #[test]
+fn the_greatest_activations_have_finite_codes() {
+    let geometry = Geometry { groups: 2, ..Geometry::new(2, 2, [1, 1]) };
+    for name in ["w8a8-sf32", "w8a8-xasym-sf32", "w8a16-sf32"] {
+        let format = parse(name);
+        let w = rtn(Floats::F32(&[1e-6, 2e-6]), [2, 1], format.weight, Rtn::default()).unwrap();
+        for cpu in with_each_caps(1) {
+            let layer = Conv2d::on(&cpu, halfbyte::Weight::Quantized(&w, format.act), geometry).unwrap();
+            let mut y = [0f32; 2];
+            layer.forward(&cpu, &[f32::MAX, -f32::MAX], 1, [1, 1], &mut y).unwrap();
+            let far = (y[0] / 3.402_823_5e32 - 1.0).abs().max((y[1] / -6.805_647e32 - 1.0).abs());
+            assert!(far < 1e-6, "{name}: {y:?}");
+        }
+    }
+}
+
+#[test]
 fn an_image_has_the_same_codes_wherever_it_is_seen() {
     // One position of the kernel is 1, all others 0: y is what the codes of x stand for, shifted.
     let mut random = Random(35);

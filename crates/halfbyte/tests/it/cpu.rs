@@ -60,6 +60,14 @@ fn noise(seed: u32, len: usize) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
+#[test]
+fn a_device_has_what_it_is_asked_for_or_is_not_made() {
+    let error = Cpu::with_caps(1, Caps { isa: Isa::Plain, bf16_dot: true }).unwrap_err();
+    assert!(error.to_string().starts_with("cpu: expected a processor with bf16 dot products"), "{error}");
+    let found = Caps::detect();
+    assert_eq!(Cpu::with_caps(1, found).unwrap().caps(), found);
+}
+
 /// Kernels for AVX-VNNI serve processors without AVX-512, which may be had without it; richer devices say so.
 #[cfg(target_arch = "x86_64")]
 #[test]

@@ -59,6 +59,21 @@ fn what_is_no_format_is_an_error_that_quotes_it() {
 }
 
 #[test]
+fn texts_say_what_is_wrong() {
+    let error = "w4a16-g0".parse::<Format>().unwrap_err().to_string();
+    assert!(error.contains("-g{N} with N from 1 on"), "{error}");
+    let [a, b] = ["w4a16-g4-asym", "w4a16-sf32"].map(|name| {
+        let format = parse(name).weight;
+        halfbyte::quantize::rtn((&[0f32; 8]).into(), [1, 8], format, Default::default()).unwrap()
+    });
+    let [a, b] = [&a, &b].map(halfbyte::layout::stored::StoredTensor::from);
+    let error = halfbyte::Linear::new(halfbyte::Weight::Stored(&[&a, &b], Act::A16)).unwrap_err().to_string();
+    let expected =
+        "linear: expected format w4-g4-asym, k 8 and the same group index everywhere, got format w4-sf32, k 8";
+    assert_eq!(error, expected);
+}
+
+#[test]
 fn every_code_means_what_the_format_says() {
     for bits in [2u32, 3, 4, 8] {
         let count = 1usize << bits;
@@ -97,7 +112,7 @@ fn tensors_refuse_what_does_not_fit() {
     assert!(text(make(&[0; 4], &[0.5; 2], Zeros::Symmetric, None)).contains("expected integer zero points"));
     assert!(text(make(&[0; 4], &[0.5; 2], good(), Some(vec![0, 0, 1, 2]))).contains("group indices below 2"));
     let huge = QTensor::new(format, [usize::MAX, 4], vec![], vec![], good(), None).unwrap_err();
-    assert!(huge.to_string().contains("fits memory"), "{huge}");
+    assert!(huge.to_string().contains("fit memory"), "{huge}");
 }
 
 /// A row of groups of two columns on two levels: scales and zero points.

@@ -99,6 +99,8 @@ fn pairs_are_those_of_the_definition_and_come_back() {
     assert!(Pairs::Inputs.pack(&[0; 3], [1, 3]).is_err());
     assert!(Pairs::Inputs.pack(&[16, 0], [1, 2]).is_err());
     assert!(Pairs::Inputs.unpack(&[0; 2], [1, 2]).is_err());
+    let error = Pairs::Outputs.pack(&[], [usize::MAX - 1, 2]).unwrap_err().to_string();
+    assert!(error.contains("expected a matrix that fits memory"), "{error}");
 }
 
 #[test]

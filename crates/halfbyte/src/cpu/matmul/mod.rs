@@ -120,8 +120,9 @@ impl Packed {
         }
     }
 
-    /// What the weights of an output stand for: row `i` below [`Packed::n`], into k elements.
+    /// What the weights of output `i` stand for, into k elements. Panics if there is no such output, or no room for them.
     pub fn row(&self, i: usize, out: &mut [f32]) {
+        assert!(i < self.n() && out.len() >= self.k());
         match self {
             Packed::Quantized(w, _) => w.row(i, out),
             Packed::Dense(w) => w.row(i, out),

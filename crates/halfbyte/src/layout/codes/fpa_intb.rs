@@ -126,7 +126,7 @@ impl FpaIntB {
         Ok(codes)
     }
 
-    /// Outputs `range` of a stream whose length was checked, `[outputs, k]`.
+    /// Outputs `range` of a stream whose length was checked, `[outputs, k]`. Panics if they are not in it, or `out` is no room for them.
     pub fn rows(self, stream: &[u8], range: Range<usize>, [n, k]: [usize; 2], bits: u32, out: &mut [u8]) {
         match (self, bits) {
             (FpaIntB::RowMajor, _) => rows(stream, range, [n, k], bits, out),
@@ -215,16 +215,19 @@ pub enum Pairs {
 }
 
 impl Pairs {
-    /// Bytes of a matrix. *Error:* an odd number of outputs or inputs.
+    /// Bytes of a matrix. *Errors:* an odd number of outputs or inputs, a matrix beyond memory.
     fn bytes(self, [n, k]: [usize; 2]) -> Result<usize> {
         let (what, pairs) = match self {
             Pairs::Outputs => ("outputs", n),
             Pairs::Inputs => ("inputs", k),
         };
-        let codes = n.checked_mul(k).filter(|_| pairs.is_multiple_of(2));
+        if !pairs.is_multiple_of(2) {
+            return Err(Error::invalid(OP, format!("an even number of {what}"), pairs.to_string()));
+        }
+        let codes = n.checked_mul(k);
         codes
             .map(|codes| codes / 2)
-            .ok_or_else(|| Error::invalid(OP, format!("an even number of {what}"), pairs.to_string()))
+            .ok_or_else(|| Error::invalid(OP, "a matrix that fits memory", format!("{n} × {k}")))
     }
 
     /// Byte and shift of the code of output `i` and input `j`.
