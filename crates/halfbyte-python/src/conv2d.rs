@@ -3,7 +3,7 @@
 use crate::device::{self, On, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::linear::{Input32, activation_of, bias_of};
-use crate::number::{self, either};
+use crate::number::{self, either, refuse_truth_values};
 use crate::quantize::Rounding;
 use crate::tensor::{Input, Output, Place, Shape, float_of, same_place, wrong_type};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
@@ -38,6 +38,7 @@ impl<'py> FromPyObject<'_, 'py> for Pair {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        refuse_truth_values(&value, "whole numbers")?;
         let one = value.extract().map(Self::One);
         match value.len() {
             Ok(4) => either(value.py(), one, || value.extract().map(Self::Four)),
@@ -162,7 +163,7 @@ impl Conv2d {
         activation: Option<&str>,
         layout: &str,
         device: Option<&Bound<'_, PyAny>>,
-        search: bool,
+        #[pyo3(from_py_with = number::search)] search: bool,
         symmetric: &str,
     ) -> Result<Self> {
         let (activation, layout) = (activation_of(activation)?, layout_of(layout)?);
@@ -171,11 +172,11 @@ impl Conv2d {
         let bias = bias_of(OP, bias, geometry.co)?;
         let place = device.filter(|device| !device.is_none()).map_or(Ok(weight.place()), place_of)?;
         let floats = Input32::of(&weight, "weight")?;
-        let rounding = Rounding::of_layer(OP, search, symmetric, format.is_some())?.rtn;
+        let format: Option<Format> = format.map(str::parse).transpose()?;
+        let rounding = Rounding::of_layer(OP, search, symmetric, format.map(|format| format.weight))?.rtn;
         let given = match format {
             None => Given::Dense(rows_of(&floats, &geometry)?),
             Some(format) => {
-                let format: Format = format.parse()?;
                 let round = || rtn_conv2d(floats.floats(), &geometry, format.weight, rounding);
                 Given::Quantized(device::compute(py, round)?, format)
             }

@@ -20,6 +20,9 @@ struct Devices {
     /// By GPU and stream. None is ever let go of: work that a caller has recorded goes on using the memory of its queue.
     queues: BTreeMap<(u32, usize), Cuda>,
     forked: Forked,
+    /// The threads of long work that is not a layer's: as many as were asked for, or of a process that was forked, in which those that
+    /// all libraries share are not there.
+    pool: Option<Arc<rayon::ThreadPool>>,
 }
 
 struct Opened {
@@ -29,12 +32,10 @@ struct Opened {
 }
 
 /// What a process that was forked must not use.
-#[derive(Clone, Default)]
+#[derive(Clone, Copy, Default)]
 struct Forked {
     /// A GPU was open in the process that this one was forked from.
     cuda: bool,
-    /// The pool of rayon's threads stayed there: this process has one of its own.
-    pool: Option<Arc<rayon::ThreadPool>>,
     /// How often processes were forked on the way to this one.
     generation: u32,
 }
@@ -142,7 +143,7 @@ pub fn generation(py: Python<'_>) -> u32 {
 
 /// Does long work without Python's lock, with threads that this process has.
 pub fn compute<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
-    let pool = devices(py).as_ref().and_then(|devices| devices.forked.pool.clone());
+    let pool = devices(py).as_ref().and_then(|devices| devices.pool.clone());
     py.detach(|| match pool {
         Some(pool) => pool.install(work),
         None => work(),
@@ -159,10 +160,10 @@ pub fn _after_fork(py: Python<'_>) {
     // Their threads are not there to be waited for, and their driver takes no calls.
     std::mem::forget(before);
     let pool = rayon::ThreadPoolBuilder::new().build().ok().map(Arc::new);
-    *devices = Some(Devices { forked: Forked { cuda, pool, generation }, ..Devices::default() });
+    *devices = Some(Devices { forked: Forked { cuda, generation }, pool, ..Devices::default() });
 }
 
-/// Sets how many threads compute on the CPU; None: as many as the system offers.
+/// Sets how many threads compute on the CPU, quantise and pack; None: as many as the system offers.
 #[pyfunction]
 #[pyo3(signature = (threads=None))]
 pub fn set_num_threads(py: Python<'_>, #[pyo3(from_py_with = number::threads)] threads: Option<usize>) -> Result<()> {
@@ -171,7 +172,18 @@ pub fn set_num_threads(py: Python<'_>, #[pyo3(from_py_with = number::threads)] t
         Some(threads @ 1..=4096) => Cpu::new(threads)?,
         Some(other) => return Ok(invalid("set_num_threads", "1 to 4096 threads", other)?),
     };
-    devices(py).get_or_insert_default().cpu = Some(Arc::new(cpu));
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(cpu.threads().count()).build();
+    let pool = pool.map_err(|error| {
+        let cause = format!("expected a team of {} threads, got {error}", cpu.threads().count());
+        halfbyte::Error::Device { op: "set_num_threads", cause }
+    })?;
+    let before = {
+        let mut devices = devices(py);
+        let devices = devices.get_or_insert_default();
+        (devices.cpu.replace(Arc::new(cpu)), devices.pool.replace(Arc::new(pool)))
+    };
+    // Threads that end are waited for by whoever needs neither the table nor Python's lock.
+    py.detach(|| drop(before));
     Ok(())
 }
 

@@ -50,9 +50,9 @@ pub fn _convert(
     to: &str,
     #[pyo3(from_py_with = number::bits)] bits: Option<u32>,
     #[pyo3(from_py_with = number::group)] group: Option<i64>,
-    two_level: bool,
-    requantize: bool,
-    overwrite: bool,
+    #[pyo3(from_py_with = number::two_level)] two_level: bool,
+    #[pyo3(from_py_with = number::requantize)] requantize: bool,
+    #[pyo3(from_py_with = number::overwrite)] overwrite: bool,
 ) -> Result<String> {
     let group = group_of(group)?;
     let channel_scale = two_level.then_some(Float::F16);
@@ -85,12 +85,12 @@ pub fn _quantize_model(
     output: PathBuf,
     format: &str,
     to: &str,
-    search: bool,
+    #[pyo3(from_py_with = number::search)] search: bool,
     symmetric: &str,
-    overwrite: bool,
+    #[pyo3(from_py_with = number::overwrite)] overwrite: bool,
 ) -> Result<String> {
     let format = format.parse::<Format>()?.weight;
-    let (target, options) = (target_of(to)?, Rounding::new(search, symmetric)?.rtn);
+    let (target, options) = (target_of(to)?, Rounding::new(OP, search, symmetric, format)?.rtn);
     let signals = Signals::default();
     let written = device::compute(py, || {
         let weights = Weights::open(&source)?;

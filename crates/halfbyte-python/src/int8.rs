@@ -4,7 +4,7 @@ use crate::conv2d::{Pair, geometry, images, layout_of};
 use crate::device::{self, On, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::linear::{activation_of, bias_of};
-use crate::number::{self, either};
+use crate::number::{self, either, refuse_truth_values};
 use crate::quantize::matrix;
 use crate::tensor::{DataType, Input, Output, Place, Shape, rows_of, same_place, type_of_byte, wrong_type};
 use halfbyte::conv::{Geometry, Layout2d};
@@ -25,6 +25,7 @@ impl<'a, 'py, T: FromPyObjectOwned<'py>> FromPyObject<'a, 'py> for PerOutput<T> 
     type Error = PyErr;
 
     fn extract(value: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        refuse_truth_values(&value, "numbers")?;
         let one = value.extract().map(Self::One).map_err(Into::into);
         either(value.py(), one, || value.extract().map(Self::Each))
     }
@@ -223,11 +224,11 @@ impl LinearInt8 {
         weight: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::weight_scale)] weight_scale: Scales,
         bias: Option<&Bound<'_, PyAny>>,
-        x_scale: f32,
+        #[pyo3(from_py_with = number::x_scale)] x_scale: f32,
         #[pyo3(from_py_with = number::x_zero)] x_zero: i32,
         x_dtype: &str,
         #[pyo3(from_py_with = number::weight_zero)] weight_zero: Option<PerOutput<i32>>,
-        y_scale: Option<f32>,
+        #[pyo3(from_py_with = number::y_scale)] y_scale: Option<f32>,
         #[pyo3(from_py_with = number::y_zero)] y_zero: i32,
         y_dtype: Option<&str>,
         activation: Option<&str>,
@@ -358,11 +359,11 @@ impl Conv2dInt8 {
         weight: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::weight_scale)] weight_scale: Scales,
         bias: Option<&Bound<'_, PyAny>>,
-        x_scale: f32,
+        #[pyo3(from_py_with = number::x_scale)] x_scale: f32,
         #[pyo3(from_py_with = number::x_zero)] x_zero: i32,
         x_dtype: &str,
         #[pyo3(from_py_with = number::weight_zero)] weight_zero: Option<PerOutput<i32>>,
-        y_scale: Option<f32>,
+        #[pyo3(from_py_with = number::y_scale)] y_scale: Option<f32>,
         #[pyo3(from_py_with = number::y_zero)] y_zero: i32,
         y_dtype: Option<&str>,
         #[pyo3(from_py_with = number::stride)] stride: Pair,

@@ -211,18 +211,18 @@ impl Linear {
         format: Option<&str>,
         activation: Option<&str>,
         device: Option<&Bound<'_, PyAny>>,
-        search: bool,
+        #[pyo3(from_py_with = number::search)] search: bool,
         symmetric: &str,
     ) -> Result<Self> {
         let activation = activation_of(activation)?;
-        let rounds = format.is_some() && !weight.is_instance_of::<QuantizedTensor>();
-        let rounding = Rounding::of_layer(OP, search, symmetric, rounds)?.rtn;
+        let format: Option<Format> = format.map(str::parse).transpose()?;
+        let rounded = format.filter(|_| !weight.is_instance_of::<QuantizedTensor>()).map(|format| format.weight);
+        let rounding = Rounding::of_layer(OP, search, symmetric, rounded)?.rtn;
         let (given, place, n) = if let Ok(quantized) = weight.cast::<QuantizedTensor>() {
             let (tensor, act) = quantized.get().folded_weight()?;
             let act = match format {
                 None => act,
-                Some(format) => {
-                    let wanted: Format = format.parse()?;
+                Some(wanted) => {
                     if wanted.weight != tensor.format() {
                         let got = quantized.get().format();
                         return Ok(invalid(OP, format_args!("a weight of {wanted}"), format_args!("one of {got}"))?);
@@ -237,8 +237,7 @@ impl Linear {
             let floats = Input32::of(&tensor, "weight")?;
             let given = match format {
                 None => Given::Dense(floats, shape),
-                Some(format) => {
-                    let Format { weight, act } = format.parse()?;
+                Some(Format { weight, act }) => {
                     let quantized = device::compute(py, || rtn(floats.floats(), shape, weight, rounding))?;
                     Given::Quantized(Arc::new(quantized), act)
                 }
@@ -447,7 +446,7 @@ impl Linear {
     fn bound(
         &self,
         py: Python<'_>,
-        magnitude: f64,
+        #[pyo3(from_py_with = number::magnitude)] magnitude: f64,
         #[pyo3(from_py_with = number::m)] m: usize,
         dtype: &str,
     ) -> Result<f64> {

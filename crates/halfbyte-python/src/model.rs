@@ -107,7 +107,7 @@ pub fn load(
     act: Option<&str>,
     kv: Option<&str>,
     device: Option<&Bound<'_, PyAny>>,
-    search: bool,
+    #[pyo3(from_py_with = number::search)] search: bool,
 ) -> Result<Model> {
     let format = format.map(str::parse::<Format>).transpose()?;
     let act = act.map(act_of).transpose()?;
@@ -173,16 +173,16 @@ impl Model {
         py: Python<'_>,
         #[pyo3(from_py_with = number::prompt)] prompt: Prompt,
         #[pyo3(from_py_with = number::max_tokens)] max_tokens: usize,
-        temperature: f32,
+        #[pyo3(from_py_with = number::temperature)] temperature: f32,
         #[pyo3(from_py_with = number::top_k)] top_k: usize,
-        top_p: f32,
-        min_p: f32,
-        repetition_penalty: f32,
-        frequency_penalty: f32,
-        presence_penalty: f32,
+        #[pyo3(from_py_with = number::top_p)] top_p: f32,
+        #[pyo3(from_py_with = number::min_p)] min_p: f32,
+        #[pyo3(from_py_with = number::repetition_penalty)] repetition_penalty: f32,
+        #[pyo3(from_py_with = number::frequency_penalty)] frequency_penalty: f32,
+        #[pyo3(from_py_with = number::presence_penalty)] presence_penalty: f32,
         #[pyo3(from_py_with = number::seed)] seed: u64,
         stop: Option<Stop>,
-        ignore_end: bool,
+        #[pyo3(from_py_with = number::ignore_end)] ignore_end: bool,
     ) -> Result<Generation> {
         self.check_process(py)?;
         let ids = py.detach(|| self.ids(prompt))?;

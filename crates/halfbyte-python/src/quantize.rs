@@ -6,7 +6,7 @@ use crate::number::{self, Ids};
 use crate::tensor::{DataType, Input, copied, float_of, numpy_array, wrong_type};
 use halfbyte::format::reference;
 use halfbyte::quantize::{self as library, Gptq, Rtn, SymmetricScale, awq_scales, gptq, rtn, rtn_clipped};
-use halfbyte::{Act, Floats, Format, QTensor, WeightFormat, Zeros};
+use halfbyte::{Act, Floats, Format, QTensor, WeightFormat, Zero, Zeros};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -262,21 +262,27 @@ pub struct Rounding {
 }
 
 impl Rounding {
-    /// Of a layer that is rounded to a format, or not. Errors: a name that is not one of them; options although nothing is rounded.
-    pub fn of_layer(op: &str, search: bool, symmetric: &str, rounds: bool) -> PyResult<Self> {
-        let rounding = Self::new(search, symmetric)?;
-        if !rounds && (search || symmetric != "narrow") {
-            return invalid(op, "search and symmetric with floats and a format to round them to", "them without");
+    /// Of a layer that is rounded to a format, or not. Errors: those of [`Rounding::new`]; options although nothing is rounded.
+    pub fn of_layer(op: &str, search: bool, symmetric: &str, format: Option<WeightFormat>) -> PyResult<Self> {
+        match format {
+            Some(format) => Self::new(op, search, symmetric, format),
+            None if search || symmetric != "narrow" => {
+                invalid(op, "search and symmetric with floats and a format to round them to", "them without")
+            }
+            None => Ok(Self { rtn: Rtn::default() }),
         }
-        Ok(rounding)
     }
 
-    /// Error: a name that is not one of them.
-    pub fn new(search: bool, symmetric: &str) -> PyResult<Self> {
+    /// Errors: a name that is not one of them; a range for symmetric codes in a format whose codes are not.
+    pub fn new(op: &str, search: bool, symmetric: &str, format: WeightFormat) -> PyResult<Self> {
         let symmetric = match symmetric {
             "narrow" => SymmetricScale::Narrow,
+            "full" if format.zero != Zero::Symmetric => {
+                let expected = "symmetric=\"full\" with codes that have no zero points and no offsets";
+                return invalid(op, expected, format_args!("it with {}", format.zero));
+            }
             "full" => SymmetricScale::Full,
-            other => return invalid("quantize", "symmetric to be \"narrow\" or \"full\"", format_args!("{other:?}")),
+            other => return invalid(op, "symmetric to be \"narrow\" or \"full\"", format_args!("{other:?}")),
         };
         Ok(Self { rtn: Rtn { symmetric, search } })
     }
@@ -301,17 +307,17 @@ pub fn quantize(
     method: &str,
     hessian: Option<&Bound<'_, Hessian>>,
     inputs: Option<&Bound<'_, PyAny>>,
-    search: bool,
+    #[pyo3(from_py_with = number::search)] search: bool,
     symmetric: &str,
-    act_order: bool,
-    static_groups: bool,
-    damping: Option<f64>,
+    #[pyo3(from_py_with = number::act_order)] act_order: bool,
+    #[pyo3(from_py_with = number::static_groups)] static_groups: bool,
+    #[pyo3(from_py_with = number::damping)] damping: Option<f64>,
 ) -> Result<QuantizedTensor> {
     const OP: &str = "quantize";
     let Format { weight: format, act } = format.parse()?;
     let weight = Input::of(weight, OP)?;
     let shape = matrix(OP, "a weight", &weight)?;
-    let rtn_options = Rounding::new(search, symmetric)?.rtn;
+    let rtn_options = Rounding::new(OP, search, symmetric, format)?.rtn;
     let own;
     let hessian = match (method, hessian, inputs) {
         ("rtn", None, None) => None,

@@ -75,6 +75,24 @@ def test_the_number_of_threads() -> None:
         halfbyte.set_num_threads(before)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted by Linux's files")
+def test_threads_that_were_set_quantise_and_pack() -> None:
+    program = (
+        "import halfbyte, halfbyte.paddle, numpy as np, os\n"
+        "w = np.random.default_rng(1).standard_normal((256, 256), dtype=np.float32)\n"
+        "halfbyte.set_num_threads(1)\n"
+        "threads = lambda: len(os.listdir('/proc/self/task'))\n"
+        "before = threads()\n"
+        "halfbyte.Linear(halfbyte.quantize(w, 'w4a16-g64', search=True))(w)\n"
+        "codes, scales = halfbyte.paddle.weight_quantize(w.astype(np.float16), 'llm.int8', 80)\n"
+        "halfbyte.paddle.llm_int8_linear(w, codes, weight_scale=scales)\n"
+        "assert threads() == before, (threads(), before)\n"
+        "print('done')\n"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert out.stdout.strip() == "done", out.stderr
+
+
 def _make_every_layer() -> None:
     codes = np.ones((300, 300), np.int8)
     assert halfbyte.LinearInt8(codes, 0.5, x_scale=0.5)(np.ones((2, 300), np.uint8)).shape == (2, 300)

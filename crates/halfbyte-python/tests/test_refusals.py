@@ -104,6 +104,48 @@ def test_bytes_are_no_sizes_and_no_scales() -> None:
         halfbyte.LinearInt8(codes, 0.1, x_scale=0.1, weight_zero=b"\x01\x01")
 
 
+def test_truth_values_are_no_numbers_and_numbers_no_truth_values() -> None:
+    kernel = random((4, 4, 3, 3), 1)
+    codes = np.ones((2, 4), np.int8)
+    model = halfbyte.load(STDLIB)
+    inputs = random((100, 64), 3)
+    for call, option in (
+        (lambda: halfbyte.Conv2d(kernel, stride=True), "stride"),
+        (lambda: halfbyte.Conv2d(kernel, stride=np.True_), "stride"),
+        (lambda: halfbyte.Conv2d(kernel, padding=(True, False)), "padding"),
+        (lambda: halfbyte.Conv2d(kernel, padding=(0, 0, 0, True)), "padding"),
+        (lambda: halfbyte.Conv2d(kernel, dilation=True), "dilation"),
+        (lambda: halfbyte.Conv2d(kernel, groups=True), "groups"),
+        (lambda: LAYER.bound(True), "magnitude"),
+        (lambda: LAYER.bound(1.0, True), "m"),
+        (lambda: halfbyte.set_num_threads(True), "threads"),
+        (lambda: halfbyte.Hessian(True), "k"),
+        (lambda: halfbyte.LinearInt8(codes, 0.1, x_scale=True), "x_scale"),
+        (lambda: halfbyte.LinearInt8(codes, 0.1, x_scale=np.True_), "x_scale"),
+        (lambda: halfbyte.LinearInt8(codes, 0.1, x_scale=0.1, y_scale=True), "y_scale"),
+        (lambda: halfbyte.LinearInt8(codes, 0.1, x_scale=0.1, x_zero=True), "x_zero"),
+        (lambda: halfbyte.LinearInt8(codes, 0.1, x_scale=0.1, weight_zero=[0, True]), "weight_zero"),
+        (lambda: halfbyte.LinearInt8(codes, True, x_scale=0.1), "weight_scale"),
+        (lambda: halfbyte.LinearInt8(codes, np.array([True, True]), x_scale=0.1), "weight_scale"),
+        (lambda: halfbyte.quantize(W, "w4a16", method="gptq", inputs=inputs, damping=True), "damping"),
+        (lambda: model.generate("a", temperature=True), "temperature"),
+        (lambda: model.generate("a", top_k=True), "top_k"),
+    ):
+        with pytest.raises(TypeError, match=f"^{option}: expected .*, got a bool$"):
+            call()
+    for call, message in (
+        (lambda: halfbyte.Conv2d(kernel, stride=1.5), "stride: expected one number of 1 or more, or two, got float"),
+        (lambda: halfbyte.Conv2d(kernel, groups="1"), "groups: expected 0 or more, in 64 bits, got str"),
+        (lambda: halfbyte.LinearInt8(codes, 0.1, x_scale="1"), "x_scale: expected a number, got str"),
+        (lambda: halfbyte.Linear(W, format="w4a16", search=1), "search: expected True or False, got int"),
+        (lambda: halfbyte.quantize(W, "w4a16", search=None), "search: expected True or False, got NoneType"),
+    ):
+        with pytest.raises(TypeError, match=f"^{message}$"):
+            call()
+    assert halfbyte.Conv2d(kernel, stride=np.int64(2), padding=[1, 1])(random((1, 4, 5, 5), 2)).shape == (1, 4, 3, 3)
+    halfbyte.LinearInt8(codes, np.float32(0.1), x_scale=np.float32(1), y_scale=1)
+
+
 def test_texts() -> None:
     model = halfbyte.load(STDLIB)
     for wrong in (5, ["a", 5], b"a", [b"a"]):
@@ -164,6 +206,9 @@ def test_options_that_would_count_for_nothing() -> None:
         lambda: halfbyte.LinearInt8(codes, 0.1, x_scale=0.1, y_zero=3),
         lambda: halfbyte.LinearInt8(codes, 1e-46, x_scale=1e10),
         lambda: halfbyte.LinearInt8(codes, [0.1, 1e-300], x_scale=0.1),
+        lambda: halfbyte.quantize(W, "w4a16-asym", symmetric="full"),
+        lambda: halfbyte.Linear(W, format="w4a16-asym", symmetric="full"),
+        lambda: halfbyte.Conv2d(random((4, 4, 3, 3), 1), format="w8a16-float", symmetric="full"),
         lambda: LAYER.bound(-1.0),
         lambda: LAYER.bound(float("nan")),
         lambda: halfbyte.Conv2d(random((4, 4, 3, 3), 1), stride=(1, 0)),
@@ -201,7 +246,9 @@ def test_memory_that_is_short_is_a_memory_error() -> None:
     program = (
         "import halfbyte, numpy as np, resource\n"
         "w = np.zeros((4096, 4096), np.float32)\n"
+        "kernels = w.reshape(4096, 1024, 2, 2)\n"
         "halfbyte.Linear(w[:64], format='w4a16')\n"
+        "halfbyte.Conv2d(kernels[:64], format='w4a16')\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), -1))\n"
         "def refused(call):\n"
@@ -212,6 +259,9 @@ def test_memory_that_is_short_is_a_memory_error() -> None:
         "refused(lambda: halfbyte.quantize(w, 'w8a16'))\n"
         "refused(lambda: halfbyte.Hessian(4096))\n"
         "refused(lambda: halfbyte.LinearInt8(w.view(np.int8)[:, :4096], 0.1, x_scale=0.1))\n"
+        "for format in (None, 'w4a16', 'w8a8', 'w8a16-tensor'):\n"
+        "    refused(lambda: halfbyte.Conv2d(kernels, format=format))\n"
+        "refused(lambda: halfbyte.Conv2dInt8(kernels.view(np.int8), 0.1, x_scale=0.1))\n"
         "print('done')\n"
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

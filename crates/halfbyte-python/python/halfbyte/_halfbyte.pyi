@@ -303,7 +303,7 @@ def parse_format(format: str) -> str:
     """A format in the spelling that the library gives it."""
 
 def set_num_threads(threads: int | None = None) -> None:
-    """Sets how many threads compute on the CPU; None: as many as the system offers."""
+    """Sets how many threads compute on the CPU, quantise and pack; None: as many as the system offers."""
 
 def get_num_threads() -> int:
     """How many threads compute on the CPU."""
