@@ -134,6 +134,32 @@ pub fn is_same(a: &Path, b: &Path) -> bool {
     same_path
 }
 
+/// Whether another file system, or another part of this one, begins at this path: a folder or file there cannot be
+/// renamed. No where that cannot be told.
+pub(crate) fn is_mount_point(path: &Path) -> bool {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    {
+        use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+        let root = StatxAttributes::MOUNT_ROOT;
+        if let Ok(found) = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty())
+            && found.stx_attributes_mask.contains(root)
+        {
+            return found.stx_attributes.contains(root);
+        }
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let device = |path: &Path| path.symlink_metadata().map(|metadata| metadata.dev());
+        path.is_dir() && device(path).is_ok_and(|own| device(parent(path)).is_ok_and(|above| own != above))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        false
+    }
+}
+
 /// Makes a folder. Errors: it exists, the system's refusal.
 pub fn create_dir(path: &Path) -> io::Result<()> {
     operation(|| std::fs::create_dir(path))

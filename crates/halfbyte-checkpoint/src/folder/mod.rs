@@ -8,8 +8,10 @@ mod convert;
 mod dense;
 mod part;
 mod quantized;
+mod ranks;
 mod replaceable;
 mod replacement;
+mod room;
 mod staging;
 
 pub use convert::{Conversion, Converted, convert};
@@ -17,6 +19,7 @@ pub(crate) use dense::converted;
 pub use dense::write_dense;
 pub use part::{Part, write_part};
 pub use quantized::{Quantization, Sizes, Untied, sizes, write_model};
+pub use ranks::RankFolders;
 pub(crate) use replaceable::{TEMPLATES, is_template};
 pub use replacement::{Replacement, refuse_input};
 
@@ -30,7 +33,7 @@ use crate::target::Target;
 use crate::writer::{Writer, WrittenFiles};
 use rayon::prelude::*;
 use serde_json::{Map, Value};
-use staging::Staging;
+use staging::{Place, Staging};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -86,8 +89,18 @@ pub fn check_target(source: &Weights, target: &Path, form: Target, overwrite: bo
     }
 }
 
+/// The same, but that nothing is touched: what only an attempt can tell, such as who may write there, stays open.
+pub fn look_at_target(source: &Weights, target: &Path, form: Target, overwrite: bool) -> Result<()> {
+    part::refuse_part("write a model", source)?;
+    check_side_files(source)?;
+    match form {
+        Target::Gguf => Place::of_file(target, overwrite, source, GGUF_FILE)?.check(),
+        _ => Place::of_folder(target, overwrite, source.folder())?.check(),
+    }
+}
+
 /// Removes the folder of a model: its files, and the templates in a folder of their own. Errors: other folders in it, the system's refusal.
-pub fn remove_model(folder: &Path) -> std::io::Result<()> {
+fn remove_model(folder: &Path) -> std::io::Result<()> {
     let templates = folder.join(TEMPLATES);
     if templates.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
         crate::files::remove_folder(&templates)?;

@@ -5,10 +5,11 @@ use half::f16;
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Float, Group, WeightFormat, Zero};
 use halfbyte_checkpoint::files::faults::{self, Fault, Plan};
+use halfbyte_checkpoint::folder::RankFolders;
 use halfbyte_checkpoint::safetensors::{DType, TensorSpec, create};
 use halfbyte_checkpoint::{
-    Conversion, Error, Job, LinearWeight, Quantization, Replacement, Result, Target, Weights, convert, write_dense,
-    write_model,
+    Conversion, Error, Job, LinearWeight, Part, Quantization, Replacement, Result, Target, Weights, convert,
+    write_dense, write_model, write_part,
 };
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -282,4 +283,115 @@ fn files_of_tensors_alone_are_all_there_or_none() {
         assert!(matches!(done, Err(Error::Io { .. })), "{number} at {at} of {operations}: {done:?}");
         assert_eq!(files, 0, "{number} at {at} of {operations}");
     }
+}
+
+/// Writes the parts of so many ranks, of a model of this name.
+fn cut(source: &Weights, model: &str, ranks: usize, target: &Path, overwrite: bool) -> Result<()> {
+    let folders = RankFolders::create(source, target, ranks, overwrite)?;
+    for rank in 0..ranks {
+        let part = Part { rank, size: ranks, model: model.to_owned() };
+        write_part(Job::new(source, &folders.place(rank)), &part, &|_| None)?;
+    }
+    folders.commit().map(drop)
+}
+
+#[test]
+fn at_every_operation_the_parts_of_all_ranks_are_the_old_ones_or_the_new_ones() {
+    let here = scratch();
+    std::fs::create_dir(here.path().join("dense")).unwrap();
+    let source = dense(&here.path().join("dense"));
+    cut(&source, "an older one", 3, &here.path().join("older/out"), false).unwrap();
+    let mut older = tree(&here.path().join("older"));
+    older.insert("out/notes.txt".into(), Some(b"no part".to_vec()));
+    let nothing = Tree::from([("out".into(), None)]);
+    for (before, above) in [(older, false), (nothing, false), (Tree::new(), true)] {
+        let run = |folder: &Path, fault, overwrite| {
+            let target = folder.join(if above { "a/out" } else { "out" });
+            faults::with(Plan { fault, exchange: true }, || cut(&source, "a newer one", 2, &target, overwrite))
+        };
+        let begin = || {
+            let folder = scratch();
+            write_tree(&before, folder.path());
+            folder
+        };
+        let whole = begin();
+        let (done, operations) = run(whole.path(), None, true);
+        done.unwrap();
+        let after = tree(whole.path());
+        let names = after.keys().map(|path| path.to_str().unwrap());
+        assert_eq!(names.filter(|name| name.contains(".tmp") || name.ends_with("rank-2")).count(), 0);
+
+        let mut found = [0; 2];
+        for (at, fault) in (0..operations).flat_map(|at| [(at, Fault::Killed), (at, Fault::KilledHalfway)]) {
+            let place = format!("{fault:?} at {at} of {operations}");
+            let [folder, again] = [begin(), begin()];
+            for folder in [&folder, &again] {
+                let _ = run(folder.path(), Some((at, fault)), true);
+            }
+            // A run that may replace nothing puts all in order: what is there is all old or all new.
+            let tidied = run(folder.path(), None, false).0;
+            let is = tree(folder.path());
+            match tidied {
+                Ok(()) => assert!(is == after && !before.contains_key(Path::new("out/rank-0")), "{place}"),
+                Err(Error::Exists { .. }) => assert!(is == before || is == after, "{place}: {is:?}"),
+                Err(error) => panic!("{place}: {error}"),
+            }
+            found[if is == before { 0 } else { 1 }] += 1;
+            run(again.path(), None, true).0.unwrap_or_else(|e| panic!("{place}, again: {e}"));
+            assert_eq!(tree(again.path()), after, "{place}, again");
+        }
+        assert!(found[1] > 10 && (found[0] > 100) == before.contains_key(Path::new("out/rank-0")), "{found:?}");
+        for (at, number) in (0..operations).flat_map(|at| REFUSALS.map(|number| (at, number))) {
+            let (place, folder) = (format!("{number} at {at} of {operations}"), begin());
+            let done = run(folder.path(), Some((at, Fault::Refused(number))), true).0;
+            assert!(matches!(done, Err(Error::Io { .. })), "{place}: {done:?}");
+            let is = tree(folder.path());
+            assert!(is == before || is == after && at > operations / 2, "{place}: {is:?}");
+        }
+    }
+}
+
+#[test]
+fn folders_of_ranks_are_one_process_s_and_only_parts_are_replaced() {
+    let here = scratch();
+    let path = |name: &str| here.path().join(name);
+    std::fs::create_dir(path("dense")).unwrap();
+    let (source, out) = (dense(&path("dense")), path("out"));
+    cut(&source, "a", 2, &out, false).unwrap();
+    let before = tree(here.path());
+    let held = RankFolders::create(&source, &out, 2, true).unwrap();
+    let locked = tree(here.path());
+    for overwrite in [true, false] {
+        let refused = cut(&source, "b", 3, &out, overwrite).unwrap_err();
+        assert!(matches!(refused, Error::Locked { .. }), "{refused}");
+        assert_eq!(tree(here.path()), locked);
+    }
+    drop(held);
+    assert_eq!(tree(here.path()), before);
+    // What is there, under the name of a further rank, is no part, a link or a file.
+    let refuses = |words: &str| {
+        let before = tree(here.path());
+        let refused = cut(&source, "b", 2, &out, true).unwrap_err().to_string();
+        assert!(refused.contains("rank-5") && refused.contains(words), "{refused}");
+        assert_eq!(tree(here.path()), before);
+    };
+    let other = out.join("rank-5");
+    write_tree(&tree(&path("dense")), &other);
+    refuses("no part of a model");
+    std::fs::remove_dir_all(&other).unwrap();
+    std::fs::write(&other, "a file").unwrap();
+    refuses("not a folder");
+    #[cfg(unix)]
+    {
+        std::fs::remove_file(&other).unwrap();
+        std::os::unix::fs::symlink("rank-0", &other).unwrap();
+        refuses("not a folder");
+    }
+    std::fs::remove_file(&other).unwrap();
+    // An empty one, and one of an older model of more ranks, go.
+    std::fs::create_dir(&other).unwrap();
+    std::fs::rename(out.join("rank-1"), out.join("rank-7")).unwrap();
+    cut(&source, "b", 2, &out, true).unwrap();
+    let names: Vec<_> = std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
 }

@@ -3,7 +3,7 @@
 use crate::support::{assert_names, listing, tensor, text_of, write_folder};
 use half::f16;
 use halfbyte::Float;
-use halfbyte_checkpoint::folder::check_target;
+use halfbyte_checkpoint::folder::{check_target, look_at_target};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{Error, Job, Replacement, Target, Weights, Written, files, write_dense};
 use std::cell::RefCell;
@@ -280,4 +280,24 @@ fn files_are_changed_in_one_place() {
         }
     }
     assert!(sources > 100, "found only {sources} sources");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_mount_point_is_refused_before_any_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, mount) = (source(&dir.path().join("in")), std::path::Path::new("/proc"));
+    for refused in [
+        write(&source, mount, true).map(drop),
+        check_target(&source, mount, Target::Native, true),
+        look_at_target(&source, mount, Target::Native, false),
+    ] {
+        assert_names(&text_of(refused), &["/proc", "a mount point"]);
+    }
+    // A look leaves what is there, and makes nothing.
+    let target = dir.path().join("above/out");
+    look_at_target(&source, &target, Target::Native, false).unwrap();
+    assert_eq!(listing(dir.path()), ["in"]);
+    let refused = text_of(look_at_target(&source, source.folder(), Target::Native, true));
+    assert_names(&refused, &["other than the source"]);
 }

@@ -5,15 +5,13 @@ use crate::args::{FormArg, arch, bits, group};
 use crate::escape::{escaped, path};
 use crate::failure::{Failure, Result};
 use crate::interrupt;
-use crate::model::{open, open_complete};
+use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
 use crate::text::bytes;
 use clap::ValueEnum;
 use halfbyte::{Float, Group};
-use halfbyte_checkpoint::folder::{check_target, remove_model};
-use halfbyte_checkpoint::{
-    Conversion, Error as CheckpointError, Hint, Job, Part, Target, Weights, convert, files, write_part,
-};
+use halfbyte_checkpoint::folder::RankFolders;
+use halfbyte_checkpoint::{Conversion, Error as CheckpointError, Hint, Job, Weights, convert, write_part};
 use halfbyte_llm::{Config, shard};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -172,17 +170,14 @@ fn for_ranks(args: &Args, ranks: usize, app: &App) -> Result<()> {
     let source = open_complete(&args.model, Hint { group: args.group, arch: args.arch })?;
     let config = Config::from_weights(&source)?;
     let parts = shard::parts(&config.spec, &source, ranks)?;
-    let places = check_places(args, &source, ranks)?;
     let cooperate = interrupt::cooperate();
-    let staged = Staged::beside(&args.output, ranks)?;
+    let folders = RankFolders::create(&source, &args.output, ranks, args.overwrite)?;
     let mut written = Vec::new();
     for (rank, (part, cuts)) in parts.iter().enumerate() {
-        // What a killed process has left there is replaced.
-        let mut work =
-            |job: Job<'_>| write_part(Job { overwrite: true, ..job }, part, &|module| cuts.get(module).cloned());
-        written.push(with_progress(args, &staged.place(rank), &source, "writing a part", app, &mut work)?);
+        let mut work = |job: Job<'_>| write_part(job, part, &|module| cuts.get(module).cloned());
+        written.push(with_progress(args, &folders.place(rank), &source, "writing a part", app, &mut work)?);
     }
-    staged.take_places(&args.output, &places)?;
+    folders.commit()?;
     drop(cooperate);
     if let Some(first) = written.first() {
         app.findings(&first.findings);
@@ -207,76 +202,6 @@ fn for_ranks(args: &Args, ranks: usize, app: &App) -> Result<()> {
             r.seconds
         )
     })
-}
-
-/// The folders of ranks that are there already, which are replaced: those of more ranks too, which would not fit the new ones. Errors: they may
-/// not be replaced.
-fn check_places(args: &Args, source: &Weights, ranks: usize) -> Result<Vec<PathBuf>> {
-    let mut there = Vec::new();
-    for rank in 0.. {
-        let place = args.output.join(Part::folder(rank));
-        if rank >= ranks && !place.exists() {
-            break;
-        }
-        check_target(source, &place, Target::Native, args.overwrite)?;
-        if place.exists() {
-            // Of an older model; what holds nothing is replaced without a word.
-            let is_part = || open(&place).is_ok_and(|part| part.part().is_ok_and(|part| part.is_some()));
-            if rank >= ranks && !is_part() {
-                let why = ", and is no part of a model, though it is named like one of a rank's".to_owned();
-                return Err(CheckpointError::Exists { path: place, why }.into());
-            }
-            there.push(place);
-        }
-    }
-    Ok(there)
-}
-
-/// Where the parts of all ranks are written before they take their places together; removed with what is there.
-struct Staged {
-    folder: PathBuf,
-    ranks: usize,
-}
-
-impl Staged {
-    fn beside(output: &Path, ranks: usize) -> Result<Self> {
-        let output = std::path::absolute(output).map_err(|e| Failure::io("create", output, &e))?;
-        let (Some(parent), Some(name)) = (output.parent(), output.file_name()) else {
-            return Err(Failure::usage("the output has no name", path(&output), "name a folder"));
-        };
-        Ok(Self { folder: parent.join(format!(".{}.ranks.tmp", name.to_string_lossy())), ranks })
-    }
-
-    fn place(&self, rank: usize) -> PathBuf {
-        self.folder.join(Part::folder(rank))
-    }
-
-    /// Gives the parts their names, in the place of these.
-    fn take_places(&self, output: &Path, places: &[PathBuf]) -> Result<()> {
-        let refuse = |verb: &'static str, path: &Path| {
-            let path = path.to_owned();
-            move |e: std::io::Error| Failure::io(verb, &path, &e)
-        };
-        files::create_dirs(output).map_err(refuse("create", output))?;
-        for place in places {
-            remove_model(place).map_err(refuse("remove", place))?;
-        }
-        for rank in 0..self.ranks {
-            let place = output.join(Part::folder(rank));
-            files::rename_new(&self.place(rank), &place).map_err(refuse("rename", &place))?;
-        }
-        Ok(files::sync_dir(output)?)
-    }
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        // What cannot be removed is replaced by the next run on this output.
-        for rank in 0..self.ranks {
-            let _ = remove_model(&self.place(rank));
-        }
-        let _ = files::remove_dir(&self.folder);
-    }
 }
 
 fn human(r: &Converted) -> String {

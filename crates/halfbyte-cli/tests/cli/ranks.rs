@@ -1,6 +1,8 @@
 //! Models that processes share.
 
 use super::support::{copy_of_model, fails, halfbyte, json, model, output, quiet, text, validation};
+use halfbyte_checkpoint::Weights;
+use halfbyte_checkpoint::folder::RankFolders;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::{Child, Stdio};
@@ -127,7 +129,14 @@ fn parts_in_folders_are_the_model() {
     }
     assert_eq!(quiet(&[&PROMPT[..], &[&fewer, "--tp", "2"]].concat()), alone);
     assert!(!std::path::Path::new(&format!("{fewer}/rank-2")).exists());
-    assert!(!std::path::Path::new(&path(".fewer.ranks.tmp")).exists());
+    let names = || std::fs::read_dir(&fewer).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    assert_eq!(names().len(), 2, "{:?}", names());
+    // Two runs do not write one folder at once.
+    let source = Weights::open(&quantized).unwrap();
+    let held = RankFolders::create(&source, std::path::Path::new(&fewer), 2, true).unwrap();
+    assert!(fails(2, &["convert", &quantized, "--tp", "2", "-o", &fewer, "--overwrite"]).contains("in use"));
+    drop(held);
+    assert_eq!(names().len(), 2, "{:?}", names());
     let other = output(&["verify", &parts, &model]);
     assert!(other.status.code() == Some(1) && text(&other.stdout).contains("rank-0: model.layers.0"), "{other:?}");
     std::fs::remove_dir_all(format!("{parts}/rank-1")).unwrap();
