@@ -99,7 +99,9 @@ impl Failure {
 
     /// The system's refusal to do something with a file.
     pub fn io(verb: &str, path: &Path, source: &io::Error) -> Self {
-        let writing = ["create", "write", "write to", "rename", "remove", "sync"].contains(&verb);
+        let writing =
+            ["create", "write", "write to", "rename", "exchange", "remove", "lock", "sync", "create a folder in"]
+                .contains(&verb);
         let (exit, help) = match source.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if writing => {
                 (Exit::Device, "choose a place where you may write")
@@ -112,7 +114,7 @@ impl Failure {
                 (Exit::Device, "raise the limit on the size of files (`ulimit -f`), or choose another disk")
             }
             io::ErrorKind::OutOfMemory => (Exit::Device, "free some memory"),
-            _ => (Exit::Input, "check the path and the disk it lies on"),
+            _ => (if writing { Exit::Device } else { Exit::Input }, "check the path and the disk it lies on"),
         };
         Self::new(exit, format!("cannot {verb} {}", path.display()), source.to_string(), help)
     }

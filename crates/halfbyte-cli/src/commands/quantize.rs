@@ -15,6 +15,7 @@ use calibrated::{Calibration, CalibrationArgs};
 use clap::ValueEnum;
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Act, Float, Format, Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte_checkpoint::folder::look_at_target;
 use halfbyte_checkpoint::scheme::gptq;
 use halfbyte_checkpoint::{
     GptqVersion, Hint, Job, Linear, LinearWeight, Quantization, Target, Weights, linears, write_model,
@@ -168,6 +169,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let head = Head::of(args, &source)?;
     let layers = layers(args, &source, head.as_ref())?;
     let sizes = planned(&source, &layers, args.to.into())?;
+    look_at_target(&source, &args.output, args.to.into(), args.overwrite)?;
     if let (FormArg::Gptq, Group::Size(size)) = (args.to, format.group)
         && !(size.is_power_of_two() && (16..=1024).contains(&size))
     {
@@ -316,7 +318,13 @@ fn estimate_seconds(source: &Weights, layers: &[(Linear<'_>, WeightFormat)], opt
     let Some(&(ref layer, format)) = layers.first() else { return Ok(0.0) };
     let loaded = source.load_linear(layer.name)?;
     let LinearWeight::Dense { floats, shape: [n, k] } = &loaded.weight else { return Ok(0.0) };
-    let rows = (SAMPLE / k).clamp(32, *n) / 32 * 32;
+    if n * k == 0 {
+        return Ok(0.0);
+    }
+    let rows = match (SAMPLE / k).max(32).min(*n) {
+        few @ ..32 => few,
+        many => many / 32 * 32,
+    };
     let piece = floats.as_floats().slice(0..rows * k);
     let mut best = f64::INFINITY;
     for _ in 0..2 {
@@ -326,7 +334,7 @@ fn estimate_seconds(source: &Weights, layers: &[(Linear<'_>, WeightFormat)], opt
         let plain = WeightFormat { zero: Zero::Symmetric, scale: Float::F16, channel_scale: None, ..format };
         let (codes, scales) = (q.codes().to_vec(), q.scales().iter().map(|&s| Float::F16.round(s)).collect());
         let packed = QTensor::new(plain, [rows, *k], codes, scales, Zeros::Symmetric, None)?;
-        if k.is_multiple_of(32) {
+        if [rows, *k].iter().all(|len| len.is_multiple_of(32)) {
             gptq::pack(layer.name, &packed, GptqVersion::V2)?;
         }
         best = best.min(begun.elapsed().as_secs_f64());

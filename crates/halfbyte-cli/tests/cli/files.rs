@@ -213,11 +213,40 @@ fn nothing_is_replaced_unless_asked_for() {
     fs::remove_dir_all(&target).unwrap();
     quiet(&["quantize", &m, "-o", name, "--bits", "8"]);
     let before = fs::read(target.join("config.json")).unwrap();
-    fails(2, &["quantize", &m, "-o", name]);
+    let text = format!("{m}/calibration.jsonl");
+    for more in [&[][..], &["--dry-run"], &["--calibration", &text], &["--calibration", &text, "--dry-run"]] {
+        let error = fails(2, &[&["quantize", &m, "-o", name], more].concat());
+        assert!(error.contains("or add --overwrite"), "{error}");
+        let error = fails(2, &[&["quantize", &m, "-o", &m, "--overwrite"], more].concat());
+        assert!(error.contains("other than the source"), "{error}");
+    }
     assert_eq!(fs::read(target.join("config.json")).unwrap(), before);
+    // A place that cannot be is the output's fault, and no bad input.
+    fails(4, &["quantize", &m, "-o", &format!("{name}/config.json/out")]);
     quiet(&["quantize", &m, "-o", name, "--overwrite"]);
     assert_ne!(fs::read(target.join("config.json")).unwrap(), before);
     assert_eq!(fs::read_dir(here.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_dry_run_takes_layers_of_few_outputs() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    for [n, k] in [[16, 64], [48, 40]] {
+        let (model, out) = (path(&format!("model-{n}")), path(&format!("out-{n}")));
+        fs::create_dir(&model).unwrap();
+        fs::write(format!("{model}/config.json"), r#"{"model_type": "llama"}"#).unwrap();
+        let name = "model.layers.0.mlp.up_proj.weight".to_owned();
+        let spec = TensorSpec { name: name.clone(), dtype: DType::F32, shape: vec![n, k] };
+        let mut writer = create(Path::new(&model), &[spec], u64::MAX).unwrap();
+        let weights = (0..n * k).flat_map(|i| (i as f32 * 0.01).to_le_bytes()).collect::<Vec<_>>();
+        writer.write(&name, &weights).unwrap();
+        writer.finish().unwrap();
+        let arguments = ["quantize", &model, "-o", &out, "--to", "native", "--group", "8"];
+        let planned = json(&[&arguments[..], &["--dry-run"]].concat());
+        assert!(number(&planned, "seconds") > 0.0 && !Path::new(&out).exists(), "{planned}");
+        assert_eq!(json(&arguments)["bytes_after"], planned["bytes_after"]);
+    }
 }
 
 /// Begins a slow quantisation and waits until its files are being written.

@@ -176,7 +176,6 @@ pub struct Calibration {
 /// Quantises and writes the folder, or says what it would take; fills in the result.
 pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
     let Task { app, source, calibration, .. } = *task;
-    refuse_existing(&result.output, task.overwrite)?;
     let mut inputs = files_of(source.checkpoint().path());
     inputs.push(task.text.to_owned());
     if let Some(path) = &calibration.report {
@@ -237,15 +236,6 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
     summary.peak_resident_bytes = crate::machine::peak_resident();
     result.calibration = Some(summary);
     reported.unwrap_or(Ok(()))
-}
-
-/// What a dry run can tell of the target without touching it.
-fn refuse_existing(target: &Path, overwrite: bool) -> Result<()> {
-    let holds_something = std::fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_some());
-    if overwrite || !(holds_something || target.is_file()) {
-        return Ok(());
-    }
-    Err(CheckpointError::Exists { path: target.to_owned(), why: String::new() }.into())
 }
 
 /// Whole windows of the calibration text, as many as there are and were asked for.
