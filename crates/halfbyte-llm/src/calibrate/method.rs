@@ -37,6 +37,12 @@ pub trait Method: Sync {
     /// Quantises the layers of a group, in order.
     fn quantize(&self, layers: &Layers<'_>, format: WeightFormat) -> Result<Vec<Outcome>>;
 
+    /// How layers are rounded to nearest whose inputs are all zero, as those of experts that no token chose: nothing
+    /// can be chosen by them.
+    fn rounding(&self) -> Rtn {
+        Rtn::default()
+    }
+
     /// Operations of [`Method::quantize`] on `[n, k]` weights, in any unit: estimates of time scale by it. As it stands, for
     /// a method that looks at each weight alone.
     fn operations(&self, n: usize, k: usize) -> f64 {
@@ -113,6 +119,10 @@ impl Method for RoundToNearest {
         format!("rtn {:?}", self.0)
     }
 
+    fn rounding(&self) -> Rtn {
+        self.0
+    }
+
     fn quantize(&self, layers: &Layers<'_>, format: WeightFormat) -> Result<Vec<Outcome>> {
         let k = layers.k();
         layers
@@ -158,6 +168,10 @@ impl Method for ByGptq {
 
     fn needs(&self) -> Needs {
         Needs { drift: self.correct.is_some(), ..Needs::default() }
+    }
+
+    fn rounding(&self) -> Rtn {
+        Rtn { symmetric: self.gptq.symmetric, search: self.gptq.search }
     }
 
     fn quantize(&self, layers: &Layers<'_>, format: WeightFormat) -> Result<Vec<Outcome>> {
@@ -210,7 +224,7 @@ impl Method for ByAwq {
 
     fn scales(&self, block: &[Layers<'_>], format: WeightFormat) -> Result<Vec<Option<Vec<f32>>>> {
         let of_group = |layers: &Layers<'_>| match layers.group.fold {
-            Some(Fold::Norm(_)) => {
+            Some(Fold::Norm(_)) if layers.inputs.dead() < layers.k() => {
                 let weights: Vec<_> = layers.each().map(|(w, n)| (Floats::F32(w), n)).collect();
                 let found = awq_scales(&weights, layers.k(), format, &layers.inputs.hessian, self.symmetric)?;
                 Ok(Some(found.scales))
@@ -218,6 +232,10 @@ impl Method for ByAwq {
             _ => Ok(None),
         };
         block.iter().map(of_group).collect()
+    }
+
+    fn rounding(&self) -> Rtn {
+        Rtn { symmetric: self.symmetric, search: false }
     }
 
     fn quantize(&self, layers: &Layers<'_>, format: WeightFormat) -> Result<Vec<Outcome>> {

@@ -21,6 +21,7 @@
 //! bit, as it is for any number of threads. Each block has checksums; one that is damaged on disk is refused.
 
 mod activations;
+mod blame;
 mod block;
 mod head;
 mod inputs;
@@ -42,6 +43,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::load;
 use crate::tokenizer::Tokenizer;
+use blame::blame;
 use fnv::FnvHasher;
 use halfbyte::cpu::Cpu;
 use halfbyte::{Act, Format, QTensor, WeightFormat};
@@ -244,7 +246,8 @@ pub fn quantize(job: &Job<'_>, progress: &mut OnProgress<'_>) -> Result<Finished
                 }
             } else {
                 watch.begun = Instant::now();
-                quantize_block(job, &mut piece, &mut streams, &mut watch)?;
+                let done = quantize_block(job, &mut piece, &mut streams, &mut watch);
+                done.map_err(|error| blame(error, job.source, &piece.groups, job.format))?;
                 work.save(i, &piece.finished)?;
                 watch.here += 1;
                 watch.seconds += watch.begun.elapsed().as_secs_f64();

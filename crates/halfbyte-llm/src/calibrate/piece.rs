@@ -12,7 +12,6 @@ use crate::error::{Error, Result};
 use crate::load::{LoadOptions, Loader};
 use halfbyte::cpu::Cpu;
 use halfbyte::ops::{Linear, Weight};
-use halfbyte::quantize::Rtn;
 use halfbyte::{Act, Floats, FloatsMut, QTensor, WeightFormat};
 use halfbyte_checkpoint::{FloatData, StoredLinear, StoredWeight, Weights};
 use std::borrow::Cow;
@@ -344,9 +343,6 @@ impl<'a> Piece<'a> {
         let of_group = &self.groups[group];
         let layers = Layers { group: of_group, weights: &weights, inputs };
         let name = &of_group.layers[0].0;
-        // An expert that no token chose has no inputs that a method could look at.
-        let unseen = of_group.routed && inputs.dead() == of_group.k();
-        let method = if unseen { &RoundToNearest(Rtn::default()) } else { method };
         let outcomes = quantized(method, &layers, format)?;
         let (reports, outputs): (Vec<_>, Vec<f64>) = reports(&layers, &outcomes).into_iter().unzip();
         drop(weights);
@@ -406,10 +402,15 @@ fn needs_of(needs: Needs, group: &LinearGroup) -> Needs {
     Needs { drift: needs.drift && !group.routed, ..needs }
 }
 
-/// What a method makes of the layers of a group. Errors: what it refuses, something else than was asked for.
+/// What a method makes of the layers of a group; those without inputs that it could look at are rounded to nearest.
+/// Errors: what it refuses, something else than was asked for.
 pub(super) fn quantized(method: &dyn Method, layers: &Layers<'_>, format: WeightFormat) -> Result<Vec<Outcome>> {
     let of_group = &layers.group.layers;
     let name = &of_group[0].0;
+    // An expert that no token chose, or what lies behind a layer of zeros.
+    let unseen = layers.inputs.dead() == layers.k();
+    let rounding = RoundToNearest(method.rounding());
+    let method = if unseen { &rounding } else { method };
     let outcomes = method.quantize(layers, format).map_err(|source| Error::Quantize { name: name.clone(), source })?;
     let fits = |outcome: &Outcome, shape: [usize; 2]| {
         outcome.weights.format() == format && [outcome.weights.n(), outcome.weights.k()] == shape

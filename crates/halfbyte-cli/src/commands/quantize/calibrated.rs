@@ -3,6 +3,7 @@
 use super::{Head, Method, Quantized};
 use crate::app::App;
 use crate::args::{ActArg, RtnArgs};
+use crate::escape::escaped;
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::{files_of, tokenizer};
@@ -228,6 +229,9 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
     let cooperate = interrupt::cooperate();
     let finished = quantize(app, &job).map_err(|e| resumable(e, &result.output))?;
     summary.layers = finished.report().to_vec();
+    if task.method != Method::Rtn {
+        tell_unseen(app, &summary.layers);
+    }
     write(task, &finished, result)?;
     // The model is there: a report that cannot be written is an error, and leaves no work behind.
     let reported = calibration.report.as_ref().map(|path| write_report(path, &summary, task.overwrite, &inputs));
@@ -277,6 +281,19 @@ fn quantize(app: &App, job: &calibrate::Job<'_>) -> std::result::Result<Finished
         progress.step(format!("block {} of {}: {doing}{left}", at.block + 1, at.blocks));
         if interrupt::cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
+}
+
+/// Says which layers had inputs by which nothing could be chosen.
+fn tell_unseen(app: &App, layers: &[LayerReport]) {
+    let mut unseen = layers.iter().filter(|layer| layer.dead_columns == layer.shape[1]);
+    if let Some(first) = unseen.next() {
+        let others = match unseen.count() {
+            0 => String::new(),
+            others => format!(" and {others} more"),
+        };
+        let why = "its inputs were all zero";
+        app.note(&format!("note: `{}`{others}: rounded to nearest, since {why}", escaped(&first.name)));
+    }
 }
 
 /// Writes the model from what lies in the work folder.

@@ -83,6 +83,32 @@ impl Case {
         case
     }
 
+    /// The same model with other bytes in one tensor.
+    pub fn with_tensor(model: &str, name: &str, change: impl Fn(&mut [u8])) -> Self {
+        let mut case = Self::new(model);
+        let copy = case.here.path().join("changed");
+        std::fs::create_dir(&copy).unwrap();
+        std::fs::copy(crate::architecture(model).join("config.json"), copy.join("config.json")).unwrap();
+        let whole = case.source.checkpoint();
+        let spec = |info: halfbyte_checkpoint::TensorInfo<'_>| TensorSpec {
+            name: info.name.to_owned(),
+            dtype: info.dtype,
+            shape: info.shape.to_vec(),
+        };
+        let specs: Vec<TensorSpec> = whole.tensors().map(spec).collect();
+        let mut writer = create(&copy, &specs, u64::MAX).unwrap();
+        for spec in &specs {
+            let mut bytes = whole.bytes(&spec.name).unwrap().to_vec();
+            if spec.name == name {
+                change(&mut bytes);
+            }
+            writer.write(&spec.name, &bytes).unwrap();
+        }
+        writer.finish().unwrap();
+        case.source = Weights::open(&copy).unwrap();
+        case
+    }
+
     /// Stops at the given call of the progress function.
     pub fn run_until<'a>(
         &'a self,

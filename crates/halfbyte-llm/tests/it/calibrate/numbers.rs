@@ -3,10 +3,11 @@
 use super::case::*;
 use halfbyte::cpu::nn;
 use halfbyte::format::reference;
-use halfbyte::quantize::{Gptq, Hessian};
+use halfbyte::quantize::{Gptq, Hessian, SymmetricScale, rtn};
 use halfbyte::{Float, Group, WeightFormat, Zero};
+use halfbyte_checkpoint::LinearWeight;
 use halfbyte_llm::arch::spec::Fold;
-use halfbyte_llm::calibrate::{Block, ByGptq, LayerReport, Layers, Method, Needs, Outcome, groups, work_folder};
+use halfbyte_llm::calibrate::{Block, ByAwq, ByGptq, LayerReport, Layers, Method, Needs, Outcome, groups, work_folder};
 use halfbyte_llm::comm::Alone;
 use halfbyte_llm::device::cpu::Vocabulary;
 use halfbyte_llm::load::{Loader, embed};
@@ -259,4 +260,41 @@ fn what_cannot_be_is_refused() {
     let refused = case.run(&bad_damping, |job| job.restart = true).unwrap_err();
     assert!(matches!(&refused, Error::Quantize { name, .. } if name == "model.layers.0.self_attn.q_proj"), "{refused}");
     assert!(matches!(work_folder(Path::new("/")), Err(Error::Invalid { .. })));
+}
+
+/// GPTQ, with everything that it can do, and AWQ.
+fn methods() -> [Box<dyn Method>; 3] {
+    [Box::new(by_gptq()), Box::new(refined()), Box::new(ByAwq { symmetric: SymmetricScale::default() })]
+}
+
+#[test]
+fn the_layer_whose_weights_are_no_numbers_is_named() {
+    // A layer that shares its inputs with another, and comes second: NaN in f16 and bf16.
+    let (name, row, column) = ("model.layers.1.mlp.up_proj", 3, 9);
+    let case = Case::with_tensor("llama", &format!("{name}.weight"), |bytes| {
+        let at = 2 * (row * 128 + column);
+        bytes[at..at + 2].fill(0xff);
+    });
+    for method in methods() {
+        let refused = case.run(method.as_ref(), |job| job.restart = true).unwrap_err();
+        let Error::Quantize { name: found, source } = &refused else { panic!("{refused}") };
+        let place = matches!(source, halfbyte::Error::NotFinite { row: 3, column: 9, .. });
+        assert!(found == name && place, "{}: {refused}", method.settings());
+    }
+}
+
+#[test]
+fn layers_whose_inputs_are_all_zero_are_rounded_to_nearest() {
+    let (up, down) = ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj");
+    let case = Case::with_tensor("llama", up, |bytes| bytes.fill(0));
+    let dense = case.source.load_linear(down).unwrap().weight;
+    let LinearWeight::Dense { floats, shape } = &dense else { panic!("codes") };
+    for method in methods() {
+        let finished = case.run(method.as_ref(), |_| {}).unwrap();
+        let report = finished.report().iter().find(|layer| layer.name == down).unwrap();
+        assert_eq!((report.dead_columns, report.damping), (report.shape[1], None), "{}", method.settings());
+        let expected = rtn(floats.as_floats(), *shape, FORMAT, method.rounding()).unwrap();
+        assert!(finished.tensor(down).unwrap().unwrap() == expected, "{}", method.settings());
+        finished.remove().unwrap();
+    }
 }
