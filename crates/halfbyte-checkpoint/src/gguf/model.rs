@@ -121,13 +121,26 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
     }
     if known.family != Family::Bloom {
         let theta = header.float(&key("rope.freq_base"))?.unwrap_or(10_000.0);
-        let scaling = scaling(header, known, bytes, (sizes.rotated, theta))?;
+        let mut scaling = scaling(header, known, bytes, (sizes.rotated, theta))?;
+        match known.family {
+            // Configs of this one have it outside.
+            Family::Phi3 => {
+                const ORIGINAL: &str = "original_max_position_embeddings";
+                scaling.remove(ORIGINAL).map(|original| set(ORIGINAL, original));
+            }
+            // Here none, or a null, would mean YaRN.
+            Family::GptOss if scaling.is_empty() => drop(scaling.insert("rope_type".to_owned(), json!("default"))),
+            _ => {}
+        }
         set("rope_scaling", if scaling.is_empty() { Value::Null } else { Value::Object(scaling) });
-        set("rope_theta", json!(theta));
+        set(if known.family == Family::GptNeox { "rotary_emb_base" } else { "rope_theta" }, json!(theta));
     }
-    if sizes.rotated != sizes.head_dim {
-        let field = if known.family == Family::GptNeox { "rotary_pct" } else { "partial_rotary_factor" };
-        set(field, json!(sizes.rotated as f64 / sizes.head_dim as f64));
+    let rotated = sizes.rotated as f64 / sizes.head_dim as f64;
+    match known.family {
+        // An absent one would mean a quarter.
+        Family::GptNeox => drop(set("rotary_pct", json!(rotated))),
+        _ if rotated != 1.0 => drop(set("partial_rotary_factor", json!(rotated))),
+        _ => {}
     }
     set("tie_word_embeddings", json!(header.tensor("output.weight").is_none()));
     set("vocab_size", json!(vocab_size(header, known)?));

@@ -22,7 +22,8 @@ fn spec(fields: &Fields<'_>) -> Result<Spec> {
     if fields.flag(POST_NORM)? {
         return Err(fields.refuse(POST_NORM, "false (the stream itself goes on)", "true"));
     }
-    let sizes = Sizes::read(fields, Defaults { max_context: 2048, eps: 1e-5, inner: Some(4) })?;
+    let defaults = Defaults { eps: ("layer_norm_epsilon", 1e-5), inner: Some(4), ..Defaults::LLAMA };
+    let sizes = Sizes::read(fields, &defaults)?;
     let Sizes { vocab, hidden, inner, heads, eps, .. } = sizes;
     let norm = |name: String| NormSpec { name, kind: NormKind::Layer, eps, offset: 0.0 };
     let layer = |i: usize| {

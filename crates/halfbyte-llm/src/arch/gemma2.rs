@@ -5,7 +5,7 @@
 
 use super::llama::{self, Biases};
 use super::rope::{self, Rotary};
-use super::sizes::check_activation;
+use super::sizes::{Defaults, check_activation};
 use super::spec::{NormSpec, Spec};
 use super::{Architecture, windows};
 use crate::config::Fields;
@@ -15,28 +15,33 @@ use halfbyte::kernel::{Activation, CAPS};
 pub(super) const ARCHITECTURE: Architecture =
     Architecture { architecture: "Gemma2ForCausalLM", model_type: "gemma2", spec };
 
+pub(super) const DEFAULTS: Defaults =
+    Defaults { max_context: 8192, head_size: Some(256), kv_heads: Some(4), ..Defaults::LLAMA };
+
 fn spec(fields: &Fields<'_>) -> Result<Spec> {
-    let mut spec = recipe(fields, rope::read(fields, llama::head_size(fields)?)?)?;
+    let rotary = rope::read(fields, llama::head_size(fields, &DEFAULTS)?, &DEFAULTS)?;
+    let mut spec = recipe(fields, &DEFAULTS, rotary)?;
+    spec.logit_cap = cap(fields, "final_logit_softcapping", Some(30.0))?;
+    let of_scores = cap(fields, "attn_logit_softcapping", Some(50.0))?;
+    spec.layers.iter_mut().for_each(|layer| layer.attention.cap = of_scores);
     windows::set(fields, &mut spec, 4096, |i| i.is_multiple_of(2))?;
     Ok(spec)
 }
 
 /// What Gemma 2 and 3 share.
-pub(super) fn recipe(fields: &Fields<'_>, rotary: Rotary) -> Result<Spec> {
-    check_activation(fields, &["gelu_pytorch_tanh"])?;
+pub(super) fn recipe(fields: &Fields<'_>, defaults: &Defaults, rotary: Rotary) -> Result<Spec> {
+    check_activation(fields, "hidden_activation", &["gelu_pytorch_tanh"])?;
     if fields.flag("use_bidirectional_attention")? {
         return Err(fields.refuse("use_bidirectional_attention", "false (a model of text to come)", "true"));
     }
     let bias = fields.flag("attention_bias")?;
     let biases = Biases { qkv: bias, output: bias, mlp: false };
-    let mut spec = llama::gated(fields, 8192, biases, (Activation::GeluTanh, rotary))?;
+    let mut spec = llama::gated(fields, defaults, biases, (Activation::GeluTanh, rotary))?;
     if fields.get("tie_word_embeddings").is_none() {
         spec.head = None;
     }
     spec.embedding_scale = Some((spec.hidden as f32).sqrt());
-    spec.logit_cap = cap(fields, "final_logit_softcapping")?;
     spec.norm.offset = 1.0;
-    let cap = cap(fields, "attn_logit_softcapping")?;
     let per = match fields.get("query_pre_attn_scalar") {
         Some(_) => fields.factor("query_pre_attn_scalar")?,
         None => 256.0,
@@ -49,14 +54,14 @@ pub(super) fn recipe(fields: &Fields<'_>, rotary: Rotary) -> Result<Spec> {
         layer.mlp.norm = Some(norm("pre_feedforward_layernorm"));
         layer.mlp.post_norm = Some(norm("post_feedforward_layernorm"));
         layer.attention.scale *= of_scale;
-        layer.attention.cap = cap;
     }
     Ok(spec)
 }
 
-fn cap(fields: &Fields<'_>, field: &str) -> Result<Option<f32>> {
+/// A cap, with what an absent field means; a null is none.
+pub(super) fn cap(fields: &Fields<'_>, field: &str, absent: Option<f32>) -> Result<Option<f32>> {
     if fields.get(field).is_none() {
-        return Ok(None);
+        return Ok(absent.filter(|_| !fields.is_null(field)));
     }
     let cap = fields.factor(field)?;
     if CAPS.contains(&(cap as f32)) {

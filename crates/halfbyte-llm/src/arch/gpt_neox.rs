@@ -4,6 +4,7 @@
 //! *Source:* Black et al., "GPT-NeoX-20B: An Open-Source Autoregressive Language Model", 2022; tensor names as in Hugging Face
 //! transformers.
 
+use super::rope::Says;
 use super::sizes::{Defaults, Sizes, linear};
 use super::spec::{
     AttentionSpec, FeedForward, LayerSpec, MlpKind, MlpSpec, NormKind, NormSpec, Positions, Qkv, QkvOrder, Residual,
@@ -17,8 +18,10 @@ use halfbyte::kernel::Activation;
 pub(super) const ARCHITECTURE: Architecture =
     Architecture { architecture: "GPTNeoXForCausalLM", model_type: "gpt_neox", spec };
 
+const DEFAULTS: Defaults = Defaults { eps: ("layer_norm_eps", 1e-5), ..Defaults::LLAMA };
+
 fn spec(fields: &Fields<'_>) -> Result<Spec> {
-    let sizes = Sizes::read(fields, Defaults { max_context: 2048, eps: 1e-5, inner: None })?;
+    let sizes = Sizes::read(fields, &DEFAULTS)?;
     let Sizes { vocab, hidden, inner, heads, eps, .. } = sizes;
     let activation = match fields.string("hidden_act")?.unwrap_or("gelu") {
         "gelu" => Activation::Gelu,
@@ -28,7 +31,8 @@ fn spec(fields: &Fields<'_>) -> Result<Spec> {
     let on = |field: &str| if fields.get(field).is_some() { fields.flag(field) } else { Ok(true) };
     let residual = if on("use_parallel_residual")? { Residual::Parallel } else { Residual::Sequential };
     let bias = on("attention_bias")?;
-    let rotary = rope::read_part(fields, heads.head_size, 0.25)?;
+    let says = Says { theta: Some("rotary_emb_base"), part: Some(("rotary_pct", 0.25)), ..Says::default() };
+    let rotary = rope::read_as(fields, heads.head_size, &DEFAULTS, &says)?;
     let norm = |name: String| NormSpec { name, kind: NormKind::Layer, eps, offset: 0.0 };
     let layer = |i: usize| {
         let at = |module: &str| format!("gpt_neox.layers.{i}.{module}");

@@ -3,7 +3,7 @@
 //! *Source:* Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023; tensor names and the order
 //! of q, k, v as in Hugging Face transformers.
 
-use super::rope::Rotary;
+use super::rope::{Rotary, Says};
 use super::sizes::{Defaults, Sizes, check_activation, linear};
 use super::spec::{
     AttentionSpec, FeedForward, LayerSpec, MlpKind, MlpSpec, NormKind, NormSpec, Positions, Qkv, Residual, Spec,
@@ -18,10 +18,8 @@ pub(super) const ARCHITECTURE: Architecture =
 
 fn spec(fields: &Fields<'_>) -> Result<Spec> {
     let (attention, mlp) = (fields.flag("attention_bias")?, fields.flag("mlp_bias")?);
-    recipe(fields, 2048, Biases { qkv: attention, output: attention, mlp })
+    recipe(fields, &Defaults::LLAMA, Biases { qkv: attention, output: attention, mlp })
 }
-
-const DEFAULTS: Defaults = Defaults { max_context: 2048, eps: 1e-6, inner: None };
 
 /// Which linear layers have biases.
 pub(super) struct Biases {
@@ -30,26 +28,31 @@ pub(super) struct Biases {
     pub mlp: bool,
 }
 
-/// The recipe that Llama's descendants share; `max_context` is what an absent `max_position_embeddings` means.
-pub(super) fn recipe(fields: &Fields<'_>, max_context: usize, biases: Biases) -> Result<Spec> {
-    check_activation(fields, &["silu", "swish"])?;
-    let rotary = rope::read(fields, head_size(fields)?)?;
-    gated(fields, max_context, biases, (Activation::Silu, rotary))
+/// The recipe that Llama's descendants share, with what absent fields mean in each.
+pub(super) fn recipe(fields: &Fields<'_>, defaults: &Defaults, biases: Biases) -> Result<Spec> {
+    recipe_as(fields, defaults, &Says::default(), biases)
+}
+
+/// The same where configs say rotary positions in another way.
+pub(super) fn recipe_as(fields: &Fields<'_>, defaults: &Defaults, says: &Says, biases: Biases) -> Result<Spec> {
+    check_activation(fields, "hidden_act", &["silu", "swish"])?;
+    let rotary = rope::read_as(fields, head_size(fields, defaults)?, defaults, says)?;
+    gated(fields, defaults, biases, (Activation::Silu, rotary))
 }
 
 /// Elements of a head.
-pub(super) fn head_size(fields: &Fields<'_>) -> Result<usize> {
-    Ok(Sizes::read(fields, DEFAULTS)?.heads.head_size)
+pub(super) fn head_size(fields: &Fields<'_>, defaults: &Defaults) -> Result<usize> {
+    Ok(Sizes::read(fields, defaults)?.heads.head_size)
 }
 
 /// The same with another function at the gate, and rotary positions that were read.
 pub(super) fn gated(
     fields: &Fields<'_>,
-    max_context: usize,
+    defaults: &Defaults,
     biases: Biases,
     (activation, Rotary { rope, scores }): (Activation, Rotary),
 ) -> Result<Spec> {
-    let sizes = Sizes::read(fields, Defaults { max_context, ..DEFAULTS })?;
+    let sizes = Sizes::read(fields, defaults)?;
     let Sizes { vocab, hidden, inner, heads, eps, .. } = sizes;
     let norm = |name: String| NormSpec { name, kind: NormKind::Rms, eps, offset: 0.0 };
     let layer = |i: usize| {

@@ -3,6 +3,7 @@
 //! *Source:* "Qwen2 Technical Report", 2024; which layers have a window as in Hugging Face transformers.
 
 use super::llama::{Biases, recipe};
+use super::sizes::Defaults;
 use super::spec::Spec;
 use super::{Architecture, windows};
 use crate::config::Fields;
@@ -11,8 +12,10 @@ use crate::error::Result;
 pub(super) const ARCHITECTURE: Architecture =
     Architecture { architecture: "Qwen2ForCausalLM", model_type: "qwen2", spec };
 
+pub(super) const DEFAULTS: Defaults = Defaults { max_context: 32_768, kv_heads: Some(32), ..Defaults::LLAMA };
+
 fn spec(fields: &Fields<'_>) -> Result<Spec> {
-    let mut spec = recipe(fields, 32_768, Biases { qkv: true, output: false, mlp: false })?;
+    let mut spec = recipe(fields, &DEFAULTS, Biases { qkv: true, output: false, mlp: false })?;
     later_windows(fields, &mut spec)?;
     Ok(spec)
 }

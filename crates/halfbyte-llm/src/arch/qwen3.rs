@@ -2,22 +2,27 @@
 //!
 //! *Source:* "Qwen3 Technical Report", 2025; tensor names as in Hugging Face transformers.
 
-use super::Architecture;
-use super::llama::{Biases, recipe};
-use super::qwen2::later_windows;
+use super::llama::Biases;
+use super::sizes::Defaults;
 use super::spec::{NormSpec, Spec};
+use super::{Architecture, llama, qwen2};
 use crate::config::Fields;
 use crate::error::Result;
 
 pub(super) const ARCHITECTURE: Architecture =
     Architecture { architecture: "Qwen3ForCausalLM", model_type: "qwen3", spec };
 
-/// Qwen3-MoE has it too, with experts in the place of some MLPs.
-pub(super) fn spec(fields: &Fields<'_>) -> Result<Spec> {
+fn spec(fields: &Fields<'_>) -> Result<Spec> {
+    let mut spec = recipe(fields, &Defaults { head_size: Some(128), ..qwen2::DEFAULTS })?;
+    qwen2::later_windows(fields, &mut spec)?;
+    Ok(spec)
+}
+
+/// What Qwen3-MoE has too, with experts in the place of some MLPs.
+pub(super) fn recipe(fields: &Fields<'_>, defaults: &Defaults) -> Result<Spec> {
     let bias = fields.flag("attention_bias")?;
-    let mut spec = recipe(fields, 32_768, Biases { qkv: bias, output: bias, mlp: false })?;
+    let mut spec = llama::recipe(fields, defaults, Biases { qkv: bias, output: bias, mlp: false })?;
     head_norms(&mut spec);
-    later_windows(fields, &mut spec)?;
     Ok(spec)
 }
 

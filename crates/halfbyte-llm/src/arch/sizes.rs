@@ -26,26 +26,47 @@ pub(super) struct Sizes {
     pub eps: f32,
 }
 
-/// What absent fields mean.
+/// What absent fields mean, as an architecture's configs have it in Hugging Face transformers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Defaults {
     pub max_context: usize,
-    pub eps: f64,
+    /// Under this name.
+    pub eps: (&'static str, f64),
+    /// Of rotary positions.
+    pub theta: f64,
     /// The vector inside an MLP, in multiples of the one between layers; None: the config must say.
     pub inner: Option<usize>,
+    /// None: the heads share the vector between layers, as they do where the field is null.
+    pub head_size: Option<usize>,
+    /// None: as many as heads of queries, as where the field is null.
+    pub kv_heads: Option<usize>,
+}
+
+impl Defaults {
+    pub const LLAMA: Self = Self {
+        max_context: 2048,
+        eps: ("rms_norm_eps", 1e-6),
+        theta: 10_000.0,
+        inner: None,
+        head_size: None,
+        kv_heads: None,
+    };
 }
 
 impl Sizes {
     /// Reads them, in the spelling of Llama or that of GPT.
-    pub fn read(fields: &Fields<'_>, defaults: Defaults) -> Result<Self> {
+    pub fn read(fields: &Fields<'_>, defaults: &Defaults) -> Result<Self> {
+        let or = |field: &str, default: Option<usize>| -> Result<Option<usize>> {
+            Ok(fields.optional_size(field)?.or(default.filter(|_| !fields.is_null(field))))
+        };
         let hidden = fields.size(fields.spelling(&["hidden_size", "n_embed"]))?;
         let heads = fields.size(fields.spelling(&["num_attention_heads", "n_head"]))?;
-        let kv_heads = fields.optional_size("num_key_value_heads")?.unwrap_or(heads);
+        let kv_heads = or("num_key_value_heads", defaults.kv_heads)?.unwrap_or(heads);
         if !heads.is_multiple_of(kv_heads) {
             let expected = format!("a divisor of num_attention_heads, {heads}");
             return Err(fields.refuse("num_key_value_heads", expected, kv_heads));
         }
-        let head_size = match fields.optional_size("head_dim")? {
+        let head_size = match or("head_dim", defaults.head_size)? {
             Some(d) => d,
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => {
@@ -74,8 +95,8 @@ impl Sizes {
         if layers > MOST_LAYERS {
             return Err(fields.refuse(of_layers, format!("at most {MOST_LAYERS}"), layers));
         }
-        let of_eps = fields.spelling(&["rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"]);
-        let eps = fields.number(of_eps)?.unwrap_or(defaults.eps);
+        let (of_eps, eps) = defaults.eps;
+        let eps = fields.number(of_eps)?.unwrap_or(eps);
         if !(0.0..1.0).contains(&eps) {
             return Err(fields.refuse(of_eps, "a number from 0 to 1", eps));
         }
@@ -96,9 +117,8 @@ impl Sizes {
     }
 }
 
-/// Refuses another function between the layers of an MLP than the architecture has, by the names that configs give it.
-pub(super) fn check_activation(fields: &Fields<'_>, names: &[&str]) -> Result<()> {
-    let field = fields.spelling(&["hidden_act", "hidden_activation"]);
+/// Refuses another function between the layers of an MLP than the architecture has, by the names that configs give it in this field.
+pub(super) fn check_activation(fields: &Fields<'_>, field: &str, names: &[&str]) -> Result<()> {
     match fields.string(field)? {
         Some(other) if !names.contains(&other) => {
             Err(fields.refuse(field, format!("\"{}\"", names[0]), format!("\"{other}\"")))

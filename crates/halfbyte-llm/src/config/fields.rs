@@ -41,6 +41,16 @@ impl<'a> Fields<'a> {
         Fields { path: self.path, prefix: field, map }
     }
 
+    /// The object itself.
+    pub(crate) fn object(&self) -> &'a Map<String, Value> {
+        self.map
+    }
+
+    /// What errors call it; nothing where it is the file's.
+    pub(crate) fn name(&self) -> &'a str {
+        self.prefix
+    }
+
     /// Whether a field is there and says null.
     pub(crate) fn is_null(&self, field: &str) -> bool {
         self.map.get(field).is_some_and(Value::is_null)

@@ -152,7 +152,7 @@ fn every_refusal_names_the_field() {
         ("rope_scaling.factor", json!({"rope_scaling": {"type": "yarn"}})),
         ("rope_scaling.beta_fast", json!({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": 0.0}})),
         ("rope_parameters.rope_type", json!({"rope_parameters": {"rope_type": "dynamic"}})),
-        ("rope_scaling.original_max_position_embeddings", json!({"rope_scaling": {"type": "longrope"}})),
+        ("rope_scaling.long_factor", json!({"rope_scaling": {"type": "longrope"}})),
         ("rope_scaling.long_factor", longrope(json!(null), json!(vec![1.0; 16]))),
         ("rope_scaling.long_factor", longrope(json!([1.0]), json!(vec![1.0; 16]))),
         ("rope_scaling.short_factor", longrope(json!(vec![1.0; 16]), json!(vec![0.0; 16]))),

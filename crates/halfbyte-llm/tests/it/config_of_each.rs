@@ -50,7 +50,13 @@ fn spellings_of_published_models_mean_the_same() {
         }
     });
     same("gpt-oss", yarn);
+    let types = json!({"full_attention": null});
+    same("gemma3", json!({"rope_parameters": types, "rope_theta": 1e6, "rope_local_base_freq": 1e4}));
     same("phi3", json!({"rope_parameters": null, "rope_theta": 10000.0, "rope_scaling": null}));
+    // Fields of other architectures, which transformers does not know in this one.
+    same("gemma2", json!({"hidden_act": "silu"}));
+    same("gpt-neox", json!({"rms_norm_eps": 0.3, "layer_norm_epsilon": 0.3}));
+    same("bloom", json!({"rms_norm_eps": 0.3}));
     let rope = json!({"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.25});
     same("gpt-neox", json!({"rotary_pct": null, "rotary_emb_base": null, "rope_parameters": rope}));
     same("gpt-neox", json!({"rotary_pct": null, "use_parallel_residual": null, "attention_bias": null}));
@@ -120,23 +126,53 @@ fn every_refusal_names_the_field() {
         ("gemma2", "layer_types", json!({"layer_types": ["full_attention"]})),
         ("gemma2", "layer_types", json!({"layer_types": ["a", "b", "c", "d"]})),
         ("gemma3", "use_bidirectional_attention", json!({"use_bidirectional_attention": true})),
-        ("gemma3", "rope_parameters.sliding_attention", json!({"rope_parameters": {"full_attention": {}}})),
+        ("gemma3", "rope_parameters", json!({"rope_parameters": {"rope_type": "linear", "factor": 8.0}})),
+        ("gemma3", "rope_scaling.type", json!({"rope_scaling": {"type": "linear", "factor": 8.0}})),
+        ("gemma3", "full_attention.truncate", json!({"rope_parameters": {"full_attention": {"truncate": false}}})),
+        ("gemma3", "partial_rotary_factor", json!({"partial_rotary_factor": 0.5})),
+        ("gemma3", "attn_logit_softcapping", json!({"attn_logit_softcapping": 1.5})),
+        (
+            "gemma3",
+            "_sliding_window_pattern",
+            json!({"layer_types": null, "sliding_window_pattern": null, "_sliding_window_pattern": 3}),
+        ),
         ("gemma3", "rope_parameters.full_attention", json!({"rope_parameters": {"full_attention": 1}})),
-        ("gemma3", "_sliding_window_pattern", json!({"sliding_window_pattern": null, "_sliding_window_pattern": 0})),
+        ("gemma3", "sliding_window_pattern", json!({"sliding_window_pattern": 0})),
         ("gpt-neox", "hidden_act", json!({"hidden_act": "relu"})),
-        ("gpt-neox", "rotary_pct", json!({"rotary_pct": 0.0})),
-        ("gpt-neox", "rotary_pct", json!({"rotary_pct": 0.2})),
+        ("gpt-neox", "rotary_pct", json!({"rope_parameters": null, "rotary_pct": 0.0})),
+        ("gpt-neox", "rotary_pct", json!({"rope_parameters": null, "rotary_pct": 0.2})),
+        ("gpt-neox", "rope_theta", json!({"rope_parameters": null, "rope_theta": 500.0})),
+        ("gpt-neox", "partial_rotary_factor", json!({"rope_parameters": null, "partial_rotary_factor": 0.5})),
         ("gpt-oss", "swiglu_limit", json!({"swiglu_limit": -7})),
         ("gpt-oss", "num_local_experts", json!({"num_local_experts": null})),
         ("mixtral", "num_experts_per_tok", json!({"num_experts_per_tok": 5})),
         ("mixtral", "num_experts_per_tok", json!({"num_experts_per_tok": null})),
         ("mixtral", "num_local_experts", json!({"num_local_experts": 1 << 20})),
         ("phi3", "rope_scaling.type", json!({"rope_parameters": null, "rope_scaling": {"type": "dynamic"}})),
+        (
+            "phi3",
+            "rope_scaling.type",
+            json!({"rope_parameters": null, "rope_scaling": {"type": "linear", "factor": 2}}),
+        ),
+        ("phi3", "rope_scaling.long_factor", json!({"rope_parameters": null, "rope_scaling": {"type": "yarn"}})),
+        (
+            "phi3",
+            "rope_scaling.original_max_position_embeddings",
+            json!({
+                "original_max_position_embeddings": null, "rope_parameters": null,
+                "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 64}
+            }),
+        ),
         ("phi3", "rope_scaling.long_factor", json!({"rope_parameters": null, "rope_scaling": {"type": "longrope"}})),
         ("qwen3-moe", "moe_intermediate_size", json!({"moe_intermediate_size": 0})),
         ("qwen3-moe", "moe_intermediate_size", json!({"moe_intermediate_size": 1 << 28, "hidden_size": 1 << 14})),
         ("qwen3-moe", "mlp_only_layers", json!({"mlp_only_layers": ["1"]})),
         ("qwen3-moe", "mlp_only_layers", json!({"mlp_only_layers": 1})),
+        (
+            "qwen3-moe",
+            "layer_types",
+            json!({"use_sliding_window": true, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}),
+        ),
         ("qwen3-moe", "decoder_sparse_step", json!({"decoder_sparse_step": 0})),
     ] {
         match parse(&with(golden(name), changes.clone())) {

@@ -4,6 +4,7 @@ mod architectures;
 mod calibrate;
 mod chat;
 mod config;
+mod config_fields;
 mod config_of_each;
 mod every_architecture;
 mod gguf;

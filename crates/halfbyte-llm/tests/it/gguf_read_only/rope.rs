@@ -42,6 +42,47 @@ fn yarn_is_read_by_its_keys() {
     }
 }
 
+/// A GPT-NeoX whose heads rotate whole says so by the length of what rotates, or by nothing; in a config nothing means a quarter.
+#[test]
+fn heads_of_gpt_neox_that_rotate_whole_are_read() {
+    let here = tempfile::tempdir().unwrap();
+    let path = here.path().join("model.gguf");
+    let tensors = tensors("gpt-neox", GPT_NEOX);
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(crate::architecture("gpt-neox").join("config.json")).unwrap()).unwrap();
+    let head_size = (config["hidden_size"].as_u64().unwrap() / config["num_attention_heads"].as_u64().unwrap()) as u32;
+    config["rotary_pct"] = json!(1.0);
+    let whole = Config::parse(&config.to_string(), std::path::Path::new("config.json")).unwrap().spec;
+    for rotated in [Some(head_size), None] {
+        let rotated = rotated.map(|rotated| ("rope.dimension_count", Value::U32(rotated)));
+        let keys: Vec<_> = [("feed_forward_length", Value::U32(160))].into_iter().chain(rotated).collect();
+        write(&path, &metadata("gpt-neox", "gptneox", &keys), &tensors.iter().collect::<Vec<_>>());
+        assert_eq!(Config::from_weights(&Weights::open(&path).unwrap()).unwrap().spec, whole, "{keys:?}");
+    }
+}
+
+/// A GPT-OSS without scaling has none, where a config without means YaRN.
+#[test]
+fn no_scaling_of_gpt_oss_is_none() {
+    let here = tempfile::tempdir().unwrap();
+    let path = here.path().join("model.gguf");
+    let keys = [
+        ("feed_forward_length", Value::U32(256)),
+        ("expert_used_count", Value::U32(2)),
+        ("expert_count", Value::U32(4)),
+        ("expert_feed_forward_length", Value::U32(256)),
+        ("attention.key_length", Value::U32(32)),
+        ("attention.value_length", Value::U32(32)),
+        ("attention.sliding_window", Value::U32(16)),
+    ];
+    write(&path, &metadata("gpt-oss", "gpt-oss", &keys), &tensors("gpt-oss", GPT_OSS).iter().collect::<Vec<_>>());
+    let spec = Config::from_weights(&Weights::open(&path).unwrap()).unwrap().spec;
+    let halfbyte_llm::arch::spec::Positions::Rope(rope) = &spec.layers[0].attention.positions else {
+        panic!("no rope")
+    };
+    assert!((rope.frequencies[15] - 1e4f64.powf(-15.0 / 16.0)).abs() < 1e-12, "{rope:?}");
+}
+
 /// Longrope on a Phi-3 that rotates three quarters of each head: a text with room for more than the original context has the long
 /// factors, as in llama.cpp, which computed `testdata/longrope.json` from this file in f32.
 #[test]
