@@ -30,7 +30,7 @@ pub fn metadata_from(
     if config.get("hidden_act").is_some_and(|act| act != "swish") {
         config.require("hidden_act", "silu")?;
     }
-    let rope = config.rope();
+    let rope = config.rope()?;
     if let Some(other) =
         [config, rope].iter().filter_map(|c| c.get("partial_rotary_factor")).find(|f| f.as_f64() != Some(1.0))
     {
@@ -38,8 +38,11 @@ pub fn metadata_from(
     }
     let heads = config.size("num_attention_heads")?;
     let head_dim = config.head_dim()? as u32;
-    let kv_heads =
-        if config.get("num_key_value_heads").is_some() { config.size("num_key_value_heads")? } else { heads };
+    let kv_heads = match config.get("num_key_value_heads") {
+        Some(_) => config.size("num_key_value_heads")?,
+        None if config.means_absent("num_key_value_heads", "mistral") => 8,
+        None => heads,
+    };
     let vocab_size = config.size("vocab_size")?;
     let mut metadata: Vec<(String, Meta)> = vec![
         ("general.architecture".into(), Meta::String(known.gguf.into())),
@@ -74,7 +77,17 @@ pub fn metadata_from(
     let all = known.window == Window::Always;
     let slides = all || config.get("use_sliding_window").is_some_and(|value| value == true);
     match config.get("sliding_window") {
-        Some(_) if all => set(architectures::WINDOW, Meta::U32(config.size("sliding_window")?)),
+        Some(_) if all => {
+            let types = config.get("layer_types").and_then(Value::as_array);
+            if let Some(other) = types.into_iter().flatten().find(|kind| *kind != "sliding_attention") {
+                return Err(unfit(
+                    "layer_types",
+                    "sliding_attention in all layers: GGUF has one window for them",
+                    other,
+                ));
+            }
+            set(architectures::WINDOW, Meta::U32(config.size("sliding_window")?));
+        }
         Some(window) if slides => {
             return Err(unfit("sliding_window", "null: GGUF cannot say which layers have one", window));
         }
@@ -124,6 +137,11 @@ impl<'a> Config<'a> {
         self.0.get(field).filter(|value| !value.is_null())
     }
 
+    /// Whether a field is absent, and not null, in a config of this type.
+    fn means_absent(self, field: &str, model_type: &str) -> bool {
+        !self.0.contains_key(field) && self.get("model_type").is_some_and(|of| of == model_type)
+    }
+
     fn require(self, field: &str, text: &str) -> Result<()> {
         match self.get(field) {
             Some(value) if value == text => Ok(()),
@@ -162,6 +180,7 @@ impl<'a> Config<'a> {
         let (hidden, heads) = (self.size("hidden_size")?, self.size("num_attention_heads")?);
         let head_dim = match self.get("head_dim") {
             Some(_) => self.size("head_dim")?,
+            None if self.means_absent("head_dim", "qwen3") => 128,
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => return Err(unfit("num_attention_heads", &format!("a divisor of {hidden}"), &heads.into())),
         };
@@ -171,30 +190,56 @@ impl<'a> Config<'a> {
         Ok(head_dim as usize)
     }
 
-    /// What is said of rotary positions: an object of its own, in either spelling, or this one.
-    fn rope(self) -> Self {
-        let object = ["rope_parameters", "rope_scaling"].iter().find_map(|field| self.get(field)?.as_object());
-        object.map_or(self, Config)
+    /// The object of what is said of rotary positions, with its name: of the old spelling where that holds something, as transformers
+    /// takes it, else of the new one.
+    fn rope_object(self) -> Result<Option<(&'static str, &'a Map<String, Value>)>> {
+        let object = |name: &'static str| match self.get(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some((name, map))),
+            Some(other) => Err(unfit(name, "an object", other)),
+        };
+        let (old, new) = (object("rope_scaling")?, object("rope_parameters")?);
+        Ok(old.filter(|(_, map)| !map.is_empty()).or(new))
+    }
+
+    /// What is said of rotary positions: an object of its own, or this one.
+    fn rope(self) -> Result<Self> {
+        Ok(self.rope_object()?.map_or(self, |(_, map)| Config(map)))
     }
 
     pub fn rope_theta(self) -> Result<f64> {
-        match [self.rope(), self].into_iter().find(|place| place.get("rope_theta").is_some()) {
-            Some(place) => place.float("rope_theta"),
-            None => Ok(10_000.0),
+        let rope = self.rope()?;
+        let theta = match [rope, self].into_iter().find(|place| place.get("rope_theta").is_some()) {
+            Some(place) => place.float("rope_theta")?,
+            None => 10_000.0,
+        };
+        if let Some(("rope_scaling", _)) = self.rope_object()?
+            && let Some(other) = self.get("rope_parameters").and_then(|object| object.get("rope_theta"))
+            && other.as_f64().is_some_and(|other| other != theta)
+        {
+            return Err(unfit("rope_parameters.rope_theta", &format!("{theta}, as beside rope_scaling"), other));
         }
+        Ok(theta)
     }
 
     /// Type of the scaling of rotary frequencies, and its parameters; None: no scaling.
     pub fn rope_scaling(self) -> Result<Option<(&'a str, &'a Map<String, Value>)>> {
-        let object = ["rope_parameters", "rope_scaling"].iter().find_map(|field| self.get(field));
-        let Some(object) = object else { return Ok(None) };
-        let map = object.as_object().ok_or_else(|| unfit("rope_scaling", "an object", object))?;
+        let Some((_, map)) = self.rope_object()? else { return Ok(None) };
         let inner = Config(map);
         match inner.get("rope_type").or(inner.get("type")) {
             None => Ok(None),
             Some(Value::String(kind)) if kind == "default" => Ok(None),
             Some(Value::String(kind)) => Ok(Some((kind, map))),
             Some(other) => Err(unfit("rope_type", "a string", other)),
+        }
+    }
+
+    /// The positions that a model was first made for: outside of the object of rotary positions, in it, or all that it has.
+    pub fn original_context(self) -> Result<f64> {
+        const ORIGINAL: &str = "original_max_position_embeddings";
+        match [self, self.rope()?].into_iter().find(|place| place.get(ORIGINAL).is_some()) {
+            Some(place) => place.float(ORIGINAL),
+            None => self.float("max_position_embeddings"),
         }
     }
 }

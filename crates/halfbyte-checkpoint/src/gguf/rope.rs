@@ -126,12 +126,12 @@ pub(crate) fn is_read(config: &Map<String, Value>, factors: &[f32]) -> Result<bo
 pub fn rope_factors(config: &Map<String, Value>) -> Result<Option<Vec<f32>>> {
     let config = super::metadata::Config(config);
     let Some(("llama3", scaling)) = config.rope_scaling()? else { return Ok(None) };
-    let scaling = super::metadata::Config(scaling);
+    let (original_context, scaling) = (config.original_context()?, super::metadata::Config(scaling));
     let llama3 = Llama3 {
         factor: scaling.float("factor")?,
         low_freq_factor: scaling.float("low_freq_factor")?,
         high_freq_factor: scaling.float("high_freq_factor")?,
-        original_context: scaling.float("original_max_position_embeddings")?,
+        original_context,
     };
     let (head_dim, theta) = (config.head_dim()?, config.rope_theta()?);
     let Llama3 { factor, low_freq_factor: low, high_freq_factor: high, original_context } = llama3;

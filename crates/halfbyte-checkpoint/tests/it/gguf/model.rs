@@ -210,6 +210,59 @@ fn rotary_scaling_goes_there_and_back() {
     assert_eq!(rope_factors(&model_config()).unwrap(), None);
 }
 
+/// As transformers takes them: what `rope_scaling` holds before `rope_parameters`, the original context outside of it before that in it.
+#[test]
+fn rotary_scaling_is_taken_from_where_it_counts() {
+    let tokenizer = read_json(&model().join("tokenizer.json"));
+    let with = |fields: Value| {
+        let mut config = model_config();
+        config.extend(fields.as_object().unwrap().clone());
+        config
+    };
+    let metadata = |config: &Map<String, Value>| metadata_from(config, &tokenizer, GgmlType::F16, None);
+    let linear = json!({"rope_type": "linear", "factor": 4.0});
+    let (bytes, header) = written(&metadata(&with(json!({"rope_scaling": linear}))).unwrap(), &[]);
+    assert_eq!(config_json(&header, &bytes).unwrap()["rope_scaling"], linear);
+    let lost = with(json!({"rope_scaling": linear, "rope_parameters": {"rope_theta": 500.0}}));
+    assert_names(&text_of(metadata(&lost)), &["rope_parameters.rope_theta", "10000", "500"]);
+    let llama3 = |outside: Option<u64>, within: Option<u64>| {
+        let mut scaling =
+            json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+        within.map(|original| scaling["original_max_position_embeddings"] = json!(original));
+        let mut config = with(json!({"rope_scaling": scaling}));
+        outside.map(|original| config.insert("original_max_position_embeddings".into(), json!(original)));
+        rope_factors(&config).unwrap().unwrap()
+    };
+    assert_eq!(llama3(Some(64), Some(256)), llama3(None, Some(64)));
+    assert_eq!(llama3(None, None), llama3(None, model_config()["max_position_embeddings"].as_u64()));
+    assert_ne!(llama3(None, None), llama3(None, Some(64)));
+}
+
+/// Windows in some layers, and fields whose absence means another number than in Llama.
+#[test]
+fn what_fields_mean_in_their_architecture_is_written() {
+    let tokenizer = read_json(&model().join("tokenizer.json"));
+    let metadata = |fields: Value| {
+        let mut config = model_config();
+        config.retain(|field, _| field != "head_dim" && field != "num_key_value_heads");
+        config.extend(fields.as_object().unwrap().clone());
+        metadata_from(&config, &tokenizer, GgmlType::F16, None)
+    };
+    let mistral = |types: Value| {
+        metadata(json!({"model_type": "mistral", "num_attention_heads": 24, "sliding_window": 5, "layer_types": types}))
+    };
+    let all = metadata_of(mistral(json!(["sliding_attention", "sliding_attention"])).unwrap());
+    assert_eq!(all.get("llama.attention.sliding_window"), Some(&Meta::U32(5)));
+    assert_eq!(all.get("llama.attention.head_count_kv"), Some(&Meta::U32(8)));
+    assert_names(&text_of(mistral(json!(["sliding_attention", "full_attention"]))), &["layer_types", "full_attention"]);
+    let qwen3 = metadata_of(metadata(json!({"model_type": "qwen3"})).unwrap());
+    assert_eq!(qwen3.get("qwen3.attention.key_length"), Some(&Meta::U32(128)));
+}
+
+fn metadata_of(metadata: Vec<(String, Meta)>) -> std::collections::HashMap<String, Meta> {
+    metadata.into_iter().collect()
+}
+
 #[test]
 fn configs_that_gguf_cannot_say() {
     let tokenizer = read_json(&model().join("tokenizer.json"));
