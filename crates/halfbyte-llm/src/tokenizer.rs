@@ -11,7 +11,7 @@ pub use bytes::TokenBytes;
 use crate::config::read_bytes;
 use crate::error::{Error, Result};
 use guard::guarded;
-use halfbyte_checkpoint::Weights;
+use halfbyte_checkpoint::{Weights, json};
 use parts::Texts;
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,17 +19,40 @@ use std::path::Path;
 /// Bytes of a text that are cut into tokens together where a text may be cut anywhere: a hundred times as much memory.
 const PIECE: usize = 1 << 16;
 
+/// Fields of a `tokenizer_config.json`; those in the field have some dozens.
+pub(crate) const MOST_FIELDS: usize = 1 << 12;
+
 /// A `tokenizer.json`.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     texts: Texts,
+    /// Tokens that it puts before a text; None: nothing says whether it puts any.
+    begins: Option<Vec<u32>>,
 }
 
 impl Tokenizer {
     /// Reads `tokenizer.json` of a folder.
+    ///
+    /// Where it says nothing of tokens around a text (`post_processor` is null), `add_bos_token` of a `tokenizer_config.json` beside it
+    /// does: false, or absent, means none.
     pub fn from_folder(folder: &Path) -> Result<Self> {
-        Self::from_file(&folder.join("tokenizer.json"))
+        let mut tokenizer = Self::from_file(&folder.join("tokenizer.json"))?;
+        let beside = folder.join("tokenizer_config.json");
+        if tokenizer.begins.is_none() && beside.is_file() {
+            let bad = |what: String| Error::Tokenizer(format!("{}: {what}", beside.display()));
+            let text = read_bytes(&beside)?;
+            let fields = json::fields(&text, MOST_FIELDS).map_err(|e| bad(format!("expected JSON: {e}")))?;
+            match fields.iter().find(|(field, _)| *field == "add_bos_token").map(|(_, value)| value.get()) {
+                Some("true") => {}
+                None | Some("false" | "null") => tokenizer.begins = Some(Vec::new()),
+                Some(other) => {
+                    let got: String = other.chars().take(60).collect();
+                    return Err(bad(format!("`add_bos_token`: expected true or false, got {got}")));
+                }
+            }
+        }
+        Ok(tokenizer)
     }
 
     /// The tokenizer of a checkpoint: in the file itself where that holds one (GGUF), else in its folder.
@@ -62,7 +85,9 @@ impl Tokenizer {
             inner.with_truncation(None)?;
             Ok(inner)
         };
-        Ok(Self { inner: guarded(read).map_err(refuse)?, texts })
+        let inner = guarded(read).map_err(refuse)?;
+        let begins = guarded(|| begins(&inner)).map_err(refuse)?;
+        Ok(Self { inner, texts, begins })
     }
 
     /// Ids of a text, without special tokens around it. Errors: what the tokenizer refuses, among it a text that its
@@ -71,15 +96,21 @@ impl Tokenizer {
         self.encode_at_most(text, usize::MAX)
     }
 
-    /// Ids of a prompt: the token that begins a text, where the model has one, and the text's.
+    /// [`Tokenizer::encode`] of a text that must have at most `limit` tokens. Where that can be told before the whole text is cut
+    /// into tokens, the error is [`Error::TextTooLong`]; ids of accepted texts are the same.
+    pub fn encode_within(&self, text: &str, limit: usize) -> Result<Vec<u32>> {
+        self.encode_at_most(text, limit)
+    }
+
+    /// Ids of a prompt: those that the tokenizer puts before a text, as in transformers, and the text's. Where it does not say whether
+    /// it puts any, `bos` is put there, the token that the model's configuration names. What it would put behind a text is left out.
     pub fn encode_prompt(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
         self.encode_prompt_within(text, bos, usize::MAX)
     }
 
-    /// [`Tokenizer::encode_prompt`] of a text that must have at most `limit` tokens. Where that can be told before the whole
-    /// text is cut into tokens, the error is [`Error::TextTooLong`]; ids of accepted texts are the same.
+    /// [`Tokenizer::encode_prompt`] of a text that must have at most `limit` tokens, as [`Tokenizer::encode_within`].
     pub fn encode_prompt_within(&self, text: &str, bos: Option<u32>, limit: usize) -> Result<Vec<u32>> {
-        let mut ids: Vec<u32> = bos.into_iter().collect();
+        let mut ids = self.begins.clone().unwrap_or_else(|| bos.into_iter().collect());
         ids.extend(self.encode_at_most(text, limit)?);
         Ok(ids)
     }
@@ -141,6 +172,19 @@ impl Tokenizer {
     pub fn stream_as(&self, special: bool) -> DecodeStream<'_> {
         DecodeStream { tokenizer: self, state: DecodeState { special, ..DecodeState::default() } }
     }
+}
+
+/// The tokens that a tokenizer's post-processor puts before a text; None: it has none.
+fn begins(tokenizer: &tokenizers::Tokenizer) -> tokenizers::Result<Option<Vec<u32>>> {
+    if tokenizer.get_post_processor().is_none() {
+        return Ok(None);
+    }
+    let [with, without] = [true, false].map(|special| tokenizer.encode("a", special));
+    let (with, without) = (with?, without?);
+    let before = with.get_special_tokens_mask().iter().take_while(|special| **special == 1).count();
+    // A letter that is no token leaves nothing between those before and those behind.
+    let before = if without.is_empty() { 0 } else { before.min(with.len() - without.len()) };
+    Ok(Some(with.get_ids()[..before].to_vec()))
 }
 
 /// Turns ids into text as they come, and holds back what may still change: a character whose last bytes are missing.

@@ -16,7 +16,7 @@ use crate::safetensors::{DType, TensorSpec, cast_floats};
 use crate::target::{Form, Settings, unrepresentable};
 use crate::writer::Writer;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::path::Path;
 
@@ -94,6 +94,35 @@ fn block_of(format: WeightFormat) -> GgmlType {
 /// End tokens that a file has places for: of a text, a turn and a message.
 const MOST_ENDS: usize = 3;
 
+/// Says in a tokenizer that texts begin with the config's token for it, where it says nothing of tokens around a text and no
+/// `tokenizer_config.json` says otherwise: such models are read so, and lists would say that there is none.
+fn begin(tokenizer: &mut Value, config: &Map<String, Value>, beside: &Path) -> Result<()> {
+    let bos = config.get("bos_token_id").and_then(|id| id.as_u64().or_else(|| id.as_array()?.first()?.as_u64()));
+    let Some(bos) = bos.filter(|_| tokenizer.get("post_processor").is_none_or(Value::is_null)) else { return Ok(()) };
+    if beside.is_file() {
+        let text = read_small(beside)?;
+        let fields =
+            json::fields(&text, MOST_VALUES).map_err(|e| Error::malformed(beside, format!("expected JSON: {e}")))?;
+        if !fields.iter().any(|(field, value)| field == "add_bos_token" && value.get() == "true") {
+            return Ok(());
+        }
+    }
+    let added = tokenizer.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
+    let added = added.filter_map(|token| Some((token.get("content")?.as_str()?, token.get("id")?)));
+    let listed = tokenizer.pointer("/model/vocab").and_then(Value::as_object).into_iter().flatten();
+    let mut all = added.chain(listed.map(|(token, id)| (token.as_str(), id)));
+    let Some(token) = all.find(|(_, id)| id.as_u64() == Some(bos)).map(|(token, _)| token.to_owned()) else {
+        return Ok(());
+    };
+    let special = json!({"SpecialToken": {"id": &token, "type_id": 0}});
+    let [a, b] = [("A", 0), ("B", 1)].map(|(id, kind)| json!({"Sequence": {"id": id, "type_id": kind}}));
+    tokenizer["post_processor"] = json!({
+        "type": "TemplateProcessing", "single": [&special, &a], "pair": [&special, &a, &b],
+        "special_tokens": {&token: {"id": &token, "ids": [bos], "tokens": [&token]}},
+    });
+    Ok(())
+}
+
 /// Adds the tokens that settings of generation name to those of a config: ends that it has not, and a beginning where it has none.
 /// Errors: what is no JSON object; more ends than a file holds.
 fn add_tokens(config: &mut Map<String, Value>, file: &Path) -> Result<()> {
@@ -152,8 +181,10 @@ impl GgufForm {
             Some(tokenizer) => tokenizer,
             None => {
                 let file = source.folder().join("tokenizer.json");
-                json::parse_at_most(&read_small(&file)?, MOST_VALUES)
-                    .map_err(|e| Error::malformed(&file, format!("expected JSON: {e}")))?
+                let mut tokenizer = json::parse_at_most(&read_small(&file)?, MOST_VALUES)
+                    .map_err(|e| Error::malformed(&file, format!("expected JSON: {e}")))?;
+                begin(&mut tokenizer, &config, &source.folder().join("tokenizer_config.json"))?;
+                tokenizer
             }
         };
         let (chat_template, named_templates) = (source.chat_template()?, source.named_templates()?);

@@ -100,6 +100,51 @@ fn encoding_adds_nothing_and_cuts_nothing() {
     assert_eq!(tokenizer.decode(&ids).unwrap(), "def ", "special tokens are not shown");
 }
 
+/// What begins a prompt is what the tokenizer puts there, as in transformers, and else what the configuration names.
+#[test]
+fn prompts_begin_as_the_tokenizer_says() {
+    let here = tempfile::tempdir().unwrap();
+    let path = crate::stdlib().join("tokenizer.json");
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let mut begins = |post_processor: serde_json::Value, beside: Option<&str>| {
+        tokenizer["post_processor"] = post_processor;
+        std::fs::write(here.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let beside_path = here.path().join("tokenizer_config.json");
+        match beside {
+            Some(text) => std::fs::write(beside_path, text).unwrap(),
+            None => drop(std::fs::remove_file(beside_path)),
+        }
+        let tokenizer = Tokenizer::from_folder(here.path())?;
+        assert_eq!(tokenizer.encode("x = 1").unwrap(), tokenizer.encode_within("x = 1", 10).unwrap());
+        let of = |bos: Option<u32>| {
+            let ids = tokenizer.encode_prompt("x = 1", bos).unwrap();
+            ids[..ids.len() - tokenizer.encode("x = 1").unwrap().len()].to_vec()
+        };
+        Ok::<_, Error>([of(Some(0)), of(None)])
+    };
+    let special = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
+    let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let around = |before: &[&str], behind: &[&str]| {
+        let single: Vec<_> =
+            before.iter().map(|n| special(n)).chain([text.clone()]).chain(behind.iter().map(|n| special(n))).collect();
+        json!({"type": "TemplateProcessing", "single": single, "pair": [text, json!({"Sequence": {"id": "B", "type_id": 1}})],
+               "special_tokens": {"p": {"id": "p", "ids": [7, 8], "tokens": ["p", "q"]}, "e": {"id": "e", "ids": [9], "tokens": ["e"]}}})
+    };
+    assert_eq!(begins(around(&["p"], &["e"]), None).unwrap(), [[7, 8], [7, 8]]);
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true});
+    for nothing in [around(&[], &[]), around(&[], &["e"]), byte_level] {
+        assert_eq!(begins(nothing, Some("{\"add_bos_token\": true}")).unwrap(), [[0u32; 0]; 2]);
+    }
+    let null = serde_json::Value::Null;
+    assert_eq!(begins(null.clone(), None).unwrap(), [vec![0], vec![]]);
+    assert_eq!(begins(null.clone(), Some("{\"add_bos_token\": true}")).unwrap(), [vec![0], vec![]]);
+    for beside in ["{\"add_bos_token\": false}", "{\"bos_token\": null}"] {
+        assert_eq!(begins(null.clone(), Some(beside)).unwrap(), [[0u32; 0]; 2]);
+    }
+    let error = begins(null, Some("{\"add_bos_token\": 1}")).unwrap_err().to_string();
+    assert!(error.contains("tokenizer_config.json") && error.contains("add_bos_token"), "{error}");
+}
+
 #[test]
 fn a_broken_tokenizer_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -83,12 +83,15 @@ impl Job {
         self.app.gate.enter(self.client, texts)
     }
 
-    /// Ids of a text that came in a field; `bos` is put before it. Done where it may take its time.
-    pub async fn encode(&self, text: String, bos: bool, field: &'static str) -> Result<Vec<u32>, ApiError> {
+    /// Ids of a text that came in a field; `begun`: behind what begins a text. Done where it may take its time.
+    pub async fn encode(&self, text: String, begun: bool, field: &'static str) -> Result<Vec<u32>, ApiError> {
         let (served, limit) = (self.served.clone(), self.longest_prompt());
         blocking(move || {
-            let bos = served.bos.filter(|_| bos);
-            served.tokenizer.encode_prompt_within(&text, bos, limit).map_err(|e| ApiError::of_model(e, field))
+            let ids = match begun {
+                true => served.tokenizer.encode_prompt_within(&text, served.bos, limit),
+                false => served.tokenizer.encode_within(&text, limit),
+            };
+            ids.map_err(|e| ApiError::of_model(e, field))
         })
         .await
     }

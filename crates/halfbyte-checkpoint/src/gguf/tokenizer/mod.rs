@@ -157,15 +157,12 @@ impl<'a> Vocab<'a> {
         }
     }
 
-    /// The post-processor that puts tokens around a text, if the file asks for any.
+    /// The post-processor that puts tokens around a text, or says that there are none.
     fn template(&self, header: &Header, add_bos: bool) -> Result<Value> {
         let add_bos = header.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos);
         let add_eos = header.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
         let bos = if add_bos { Some(self.role(header, "bos")?) } else { None };
         let eos = if add_eos { Some(self.role(header, "eos")?) } else { None };
-        if bos.is_none() && eos.is_none() {
-            return Ok(Value::Null);
-        }
         let around = |sequence: &str, type_id: u32| {
             let special = |(token, _)| json!({"SpecialToken": {"id": token, "type_id": type_id}});
             let text = json!({"Sequence": {"id": sequence, "type_id": type_id}});

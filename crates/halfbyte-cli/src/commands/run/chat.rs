@@ -45,7 +45,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         conversation.messages.extend(said.map(|said| Message::new("user", said)));
         let text = template.render(&conversation, true)?;
         // The template writes the token that begins a text, where the model wants one.
-        let ids = tokenizer.encode_prompt_within(&text, None, context)?;
+        let ids = tokenizer.encode_within(&text, context)?;
         let answer = writer.write(&mut session, &ids, &end_tokens)?;
         conversation.push(Message::new("assistant", answer));
         Ok(())
