@@ -9,15 +9,13 @@ mod template;
 pub use conversation::{Conversation, Message};
 
 use crate::error::{Error, Result};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{MOST_FIELDS, Tokenizer};
 use crate::{Config, config};
 use halfbyte_checkpoint::{Weights, json};
 use minijinja::{Environment, Value, context};
 use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-
-/// Fields of a `tokenizer_config.json`; those in the field have some dozens.
-const MOST_FIELDS: usize = 1 << 12;
 
 /// Tokens that templates write by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,7 +24,12 @@ pub struct SpecialTokens {
     pub bos: Option<String>,
     /// What ends one.
     pub eos: Option<String>,
+    /// Others by their names in templates: `unk_token`, `pad_token` and such.
+    pub others: BTreeMap<String, String>,
 }
+
+/// Names of those that are no begin and no end.
+const OTHERS: [&str; 5] = ["unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// How a model wants a conversation written.
 #[derive(Debug)]
@@ -43,18 +46,20 @@ impl ChatTemplate {
     /// `tokenizer_config.json`, a text or a list with one named "default". None if there is no such. One named "tool_use" (also
     /// `tokenizer.chat_template.tool_use`, `additional_chat_templates/tool_use.jinja`) writes conversations with tools.
     ///
-    /// `bos_token` and `eos_token` are those of `tokenizer_config.json`, else those that the configuration names. Errors: files
-    /// that cannot be read, and what [`ChatTemplate::parse`] refuses.
+    /// Special tokens are those of `tokenizer_config.json`; where it does not name `bos_token` or `eos_token`, not as null either, those
+    /// of the configuration. Errors: files that cannot be read, and what [`ChatTemplate::parse`] refuses.
     pub fn from_weights(weights: &Weights, config: &Config, tokenizer: &Tokenizer) -> Result<Option<Self>> {
         let path = weights.checkpoint().path();
         let Some(source) = weights.chat_template()? else { return Ok(None) };
-        let mut tokens = match weights.own_config()? {
-            Some(_) => SpecialTokens::default(),
-            None => SpecialTokens::from_folder(weights.folder())?,
+        let mut named = match weights.own_config()? {
+            Some(_) => BTreeMap::new(),
+            None => named(weights.folder())?,
         };
-        let by_id = |id: Option<u32>| id.and_then(|id| tokenizer.token(id));
-        tokens.bos = tokens.bos.or_else(|| by_id(config.bos));
-        tokens.eos = tokens.eos.or_else(|| by_id(config.eos.first().copied()));
+        let mut token =
+            |name: &str, id: Option<u32>| named.remove(name).unwrap_or_else(|| id.and_then(|id| tokenizer.token(id)));
+        let (bos, eos) = (token("bos_token", config.bos), token("eos_token", config.eos.first().copied()));
+        let others = named.into_iter().filter_map(|(name, token)| Some((name, token?))).collect();
+        let tokens = SpecialTokens { bos, eos, others };
         let mut template = Self::parse(source, tokens, path)?;
         let with_tools = weights.tool_template()?.map(template::environment);
         template.with_tools = with_tools.transpose().map_err(|e| refused(path, &e))?;
@@ -89,7 +94,7 @@ impl ChatTemplate {
     /// Errors: what the template refuses (`raise_exception`), a template that is wrong, or one that passes its bounds.
     pub fn render(&self, conversation: &Conversation, answer: bool) -> Result<String> {
         let refuse = |what: String| Error::Chat { path: self.path.clone(), what };
-        let SpecialTokens { bos, eos } = &self.tokens;
+        let SpecialTokens { bos, eos, others } = &self.tokens;
         let Conversation { messages, tools, documents } = conversation;
         let turns: Vec<Value> = messages.iter().map(|message| template::object(message.fields())).collect();
         let all = context! {
@@ -102,26 +107,26 @@ impl ChatTemplate {
         // Without such a token the name means nothing, as in transformers: it is not none.
         let begin = bos.as_ref().map_or_else(|| context! {}, |bos| context! { bos_token => bos });
         let end = eos.as_ref().map_or_else(|| context! {}, |eos| context! { eos_token => eos });
-        template::render(environment, conversation, context! { ..begin, ..end, ..all }).map_err(refuse)
+        let others = Value::from_pairs(others.iter().map(|(name, token)| (name.as_str(), token.as_str())));
+        template::render(environment, conversation, context! { ..begin, ..end, ..all, ..others }).map_err(refuse)
     }
 }
 
-impl SpecialTokens {
-    /// Those that a folder's `tokenizer_config.json` names. Errors: it cannot be read, or is no JSON.
-    fn from_folder(folder: &Path) -> Result<Self> {
-        let path = folder.join("tokenizer_config.json");
-        if !path.is_file() {
-            return Ok(Self::default());
-        }
-        let text = config::read_bytes(&path)?;
-        let bad = |what: String| Error::Tokenizer(format!("{}: {what}", path.display()));
-        let fields = json::fields(&text, MOST_FIELDS).map_err(|e| bad(format!("expected JSON: {e}")))?;
-        let token = |name: &str| match fields.iter().find(|(field, _)| field == name) {
-            None => Ok(None),
-            Some((_, value)) => token_of(value).map_err(|e| bad(format!("`{name}`: {e}"))),
-        };
-        Ok(Self { bos: token("bos_token")?, eos: token("eos_token")? })
+/// Special tokens that a folder's `tokenizer_config.json` names, some as null: none. Errors: it cannot be read, or is no JSON.
+fn named(folder: &Path) -> Result<BTreeMap<String, Option<String>>> {
+    let path = folder.join("tokenizer_config.json");
+    if !path.is_file() {
+        return Ok(BTreeMap::new());
     }
+    let text = config::read_bytes(&path)?;
+    let bad = |what: String| Error::Tokenizer(format!("{}: {what}", path.display()));
+    let fields = json::fields(&text, MOST_FIELDS).map_err(|e| bad(format!("expected JSON: {e}")))?;
+    let is_token = |name: &str| ["bos_token", "eos_token"].contains(&name) || OTHERS.contains(&name);
+    let tokens = fields.iter().filter(|(field, _)| is_token(field)).map(|(field, value)| {
+        let token = token_of(value).map_err(|e| bad(format!("`{field}`: {e}")))?;
+        Ok((field.to_string(), token))
+    });
+    tokens.collect()
 }
 
 /// A token as `tokenizer_config.json` spells it: a text, or an object with one.

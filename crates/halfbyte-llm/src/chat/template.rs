@@ -60,6 +60,17 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
         jiff::fmt::strtime::format(format, &now).map_err(|e| Error::new(ErrorKind::InvalidOperation, e.to_string()))
     });
     environment.add_filter("tojson", to_json);
+    // As in Jinja2: none is nothing to iterate over, and texts and objects are sequences too.
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    environment.add_test("sequence", |value: &Value| {
+        value.is_undefined() || matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+    });
+    environment.set_formatter(|out, state, value| match float(value) {
+        Some(number) => Ok(write!(out, "{}", of_float(number))?),
+        None => minijinja::escape_formatter(out, state, value),
+    });
+    // Jinja2 knows no other ends of lines.
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
     environment.add_template_owned(NAME, without_marks(source))?;
     Ok(environment)
 }
@@ -178,6 +189,24 @@ fn without_marks(source: String) -> String {
     end.replace_all(&source, "{%$1 endif $2%}").into_owned()
 }
 
+/// A number that is no integer, also where it is whole.
+fn float(value: &Value) -> Option<f64> {
+    if value.is_number() && !value.is_integer() { f64::try_from(value.clone()).ok() } else { None }
+}
+
+/// A float as Python writes it: the shortest digits that are read back, with an exponent below 1e-4 and from 1e16 on.
+fn of_float(value: f64) -> String {
+    let text = format!("{value:e}");
+    let parts = text.split_once('e').and_then(|(digits, exponent)| Some((digits, exponent.parse::<i32>().ok()?)));
+    match parts {
+        Some((digits, exponent)) if !(-4..16).contains(&exponent) => {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{digits}e{sign}{:02}", exponent.abs())
+        }
+        _ => format!("{value:?}"),
+    }
+}
+
 /// As transformers does: Python's `json.dumps` with `ensure_ascii=False`.
 fn to_json(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
     let indent = match indent {
@@ -221,7 +250,10 @@ impl Json {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
             // A String takes everything.
-            ValueKind::Number => drop(write!(self.out, "{value}")),
+            ValueKind::Number => match float(value) {
+                Some(number) => self.out.push_str(&of_float(number)),
+                None => drop(write!(self.out, "{value}")),
+            },
             ValueKind::String => self.text(value.as_str().unwrap_or_default()),
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();

@@ -29,7 +29,8 @@ fn templates_write_what_jinja2_writes() {
     for case in &cases {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let name = text(&case["template"]).unwrap();
-        let tokens = SpecialTokens { bos: text(&case["tokens"]["bos_token"]), eos: text(&case["tokens"]["eos_token"]) };
+        let (bos, eos) = (text(&case["tokens"]["bos_token"]), text(&case["tokens"]["eos_token"]));
+        let tokens = SpecialTokens { bos, eos, ..SpecialTokens::default() };
         let source = std::fs::read_to_string(folder().join(&name)).unwrap();
         let template = ChatTemplate::parse(source, tokens, Path::new(&name)).unwrap();
         let messages = case["messages"].as_array().unwrap().iter();
@@ -54,6 +55,13 @@ fn templates_write_what_jinja2_writes() {
         }
     }
     assert!(written > 250 && refused > 10, "{written} written, {refused} refused");
+}
+
+#[test]
+fn ends_of_lines_are_those_of_jinja2() {
+    let source = "{% for m in messages %}\r\n{{ m.role }}:\r\n{{ m.content }}\r\n{% endfor %}\r\nend\r";
+    let written = template(source).unwrap().render_messages(&[Message::new("user", "a\r\nb")], false).unwrap();
+    assert_eq!(written, "user:\na\r\nb\nend");
 }
 
 #[test]
@@ -130,6 +138,11 @@ fn a_folder_names_its_template_and_tokens() {
     let with_tools = Conversation { tools: Some(json!([{}, {}])), ..Conversation::default() };
     assert_eq!(several.render(&with_tools, false).unwrap(), "2");
     assert_eq!(text(several), "<a>u<b>");
+    // A null names none, and others than the two have names too.
+    let source_of_all = "[{{ bos_token }}{{ pad_token }}{{ unk_token }}{{ sep_token is defined }}]";
+    let fields =
+        json!({"chat_template": source_of_all, "bos_token": null, "pad_token": "<p>", "unk_token": {"content": "<u>"}});
+    assert_eq!(text(read_config(fields).unwrap()), "[<p><u>False]");
     let bad = with(json!({"chat_template": source, "eos_token": 7}));
     assert!(read(Some(("tokenizer_config.json", &bad))).unwrap_err().to_string().contains("eos_token"));
     std::fs::write(here.path().join("tokenizer_config.json"), "{\"bos_token\": \"<c>\"}").unwrap();
