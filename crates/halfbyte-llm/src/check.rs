@@ -34,11 +34,12 @@ pub fn contradictions(config: &Config, weights: &Weights) -> Contradictions {
     });
     let shapes = shapes.collect();
     let cuts = shard::cuts_of_part(spec, weights);
-    let mut check = Check { config, weights, there, shapes, cuts, known: HashSet::new(), missing: Vec::new() };
+    let (known, denied) = (HashSet::new(), HashSet::new());
+    let mut check = Check { config, weights, there, shapes, cuts, known, denied, missing: Vec::new() };
     check.tensors();
     check.layers_that_are_missing();
     let missing = check.missing;
-    let (uncounted, unused) = unused(config, weights, &check.known);
+    let (uncounted, unused) = unused(config, weights, &check.known, &check.denied);
     Contradictions { missing: Finding::shortened(missing), uncounted, unused: Finding::shortened(unused) }
 }
 
@@ -76,6 +77,8 @@ struct Check<'a> {
     cuts: HashMap<String, Cut>,
     /// Modules of the architecture, in these layers and outside of them.
     known: HashSet<&'a str>,
+    /// Dense ones of them that have a bias, and none by the configuration.
+    denied: HashSet<&'a str>,
     missing: Vec<Finding>,
 }
 
@@ -143,6 +146,10 @@ impl<'a> Check<'a> {
             Some((_, dtype)) if dtype.float().is_none() => {
                 self.tell(name, format!("has a bias of {dtype}, which is not read; F16, BF16 and F32 are"));
             }
+            // Some programs write biases of nothing but zeros to quantised layers.
+            Some(_) if !shape.bias && matches!(self.weights.kind(name), Ok(ModuleKind::Dense)) => {
+                self.denied.insert(name);
+            }
             _ => {}
         }
     }
@@ -200,12 +207,18 @@ const NEGLIGIBLE: &[&str] = &[
     "rope_freqs.weight",
 ];
 
-/// Layers beyond those that the configuration counts, and tensors that the architecture has no use for.
-fn unused(config: &Config, weights: &Weights, known: &HashSet<&str>) -> (Option<Finding>, Vec<Finding>) {
+/// Layers beyond those that the configuration counts, and tensors that the architecture has no use for, nor, as biases that are
+/// denied, the configuration.
+fn unused(
+    config: &Config,
+    weights: &Weights,
+    known: &HashSet<&str>,
+    denied: &HashSet<&str>,
+) -> (Option<Finding>, Vec<Finding>) {
     let checkpoint = weights.checkpoint();
     let count = config.spec.layers.len();
     let mut beyond: Option<usize> = None;
-    let mut others: BTreeMap<String, usize> = BTreeMap::new();
+    let mut others: BTreeMap<(String, bool), usize> = BTreeMap::new();
     for name in checkpoint.tensor_names() {
         if let Some(layer) = layer_of(config, name).filter(|&layer| layer >= count) {
             beyond = Some(beyond.unwrap_or(0).max(layer));
@@ -217,7 +230,8 @@ fn unused(config: &Config, weights: &Weights, known: &HashSet<&str>) -> (Option<
         let parts = SCHEMES.iter().flat_map(|scheme| scheme.parts).copied().chain(["weight", "bias"]);
         let negligible =
             NEGLIGIBLE.iter().any(|ending| name.ends_with(ending)) || is_second_embedding(config, weights, name);
-        if negligible || known.contains(name) || { parts }.any(is_part) {
+        let is_denied = name.strip_suffix(".bias").is_some_and(|module| denied.contains(module));
+        if !is_denied && (negligible || known.contains(name) || { parts }.any(is_part)) {
             continue;
         }
         // Of all layers alike, one sentence.
@@ -225,15 +239,16 @@ fn unused(config: &Config, weights: &Weights, known: &HashSet<&str>) -> (Option<
             Some(layer) => name.replacen(&format!(".{layer}."), ".*.", 1),
             None => name.to_owned(),
         };
-        *others.entry(pattern).or_default() += 1;
+        *others.entry((pattern, is_denied)).or_default() += 1;
     }
     let beyond = beyond.map(|last| Finding {
         subject: "num_hidden_layers".to_owned(),
         text: format!("is {count} in the configuration, and there are tensors of layers up to {last}"),
     });
     let tied = config.spec.head.is_none();
-    let unused = others.into_iter().map(|(subject, count)| {
+    let unused = others.into_iter().map(|((subject, is_denied), count)| {
         let text = match (count, tied && subject.starts_with("lm_head.")) {
+            _ if is_denied => "is there, but by the configuration its layer has no bias: it is not used".to_owned(),
             (_, true) => {
                 "is there, but the configuration says tie_word_embeddings: the embedding is the head".to_owned()
             }

@@ -44,6 +44,20 @@ fn files_hold_what_configurations_say_and_nothing_else() {
 }
 
 #[test]
+fn biases_that_the_configuration_denies_are_told() {
+    let folder = all().join("qwen2");
+    let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let llama = text.replace("Qwen2ForCausalLM", "LlamaForCausalLM");
+    let config = Config::parse(&llama, &folder.join("config.json")).unwrap();
+    let findings = contradictions(&config, &Weights::open(&folder).unwrap());
+    assert!(findings.missing.is_empty() && findings.uncounted.is_none(), "{findings:?}");
+    let mut subjects: Vec<_> = findings.unused.iter().map(|finding| finding.subject.as_str()).collect();
+    subjects.sort_unstable();
+    assert_eq!(subjects, ["k", "q", "v"].map(|part| format!("model.layers.*.self_attn.{part}_proj.bias")));
+    assert!(findings.unused.iter().all(|finding| finding.text.contains("no bias")), "{findings:?}");
+}
+
+#[test]
 fn files_that_were_quantised_give_the_bits_of_models_quantised_in_memory() {
     let format: Format = "w8a16-g32".parse().unwrap();
     let in_memory = LoadOptions { quantize: Some((format.weight, Rtn::default())), ..LoadOptions::default() };
