@@ -6,7 +6,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::text::write_error;
 use halfbyte_checkpoint::Weights;
 use halfbyte_llm::chat::{ChatTemplate, Conversation, Message};
-use halfbyte_llm::{Config, Error, Session, Tokenizer};
+use halfbyte_llm::{Config, Error, Session, Spec, Tokenizer};
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::Path;
 
@@ -15,6 +15,12 @@ const LONGEST_LINE: u64 = 1 << 20;
 
 /// Room for a conversation, unless something else is asked for.
 const CONTEXT: usize = 8192;
+
+/// It, or what a model has; with longrope what it has without the frequencies of long texts, which conversations would have from their
+/// first token on.
+fn room(spec: &Spec) -> usize {
+    CONTEXT.min(spec.short_context())
+}
 
 /// Talks until the input ends, or for the one turn of `--prompt`, `--file` or the last of `--messages`.
 pub fn run(args: &Args, app: &App) -> Result<()> {
@@ -26,8 +32,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let template = template(&args.model, config, &tokenizer)?;
     let mut end_tokens = config.eos.clone();
     end_tokens.extend(template.tokens().eos.as_deref().and_then(|token| tokenizer.id(token)));
-    let longest = config.spec.max_context;
-    let context = args.context.map_or(CONTEXT.min(longest), |context| context as usize);
+    let context = args.context.map_or(room(&config.spec), |context| context as usize);
     let mut session = Session::new(&model, &cpu, context)?;
     let max_tokens = args.max_tokens.unwrap_or(1024);
     let mut writer = Writer {
@@ -123,4 +128,23 @@ fn line(app: &App) -> Result<String> {
         return Err(refuse(format!("expected lines of at most {LONGEST_LINE} bytes, got a longer one")));
     }
     String::from_utf8(line).map_err(|e| refuse(format!("expected UTF-8: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversations_have_room_as_long_as_short_frequencies_serve() {
+        let config = |more: &str| {
+            let text = format!(
+                r#"{{"model_type": "phi3", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                "num_attention_heads": 4, "max_position_embeddings": 131072{more}}}"#
+            );
+            Config::parse(&text, Path::new("config.json")).unwrap().spec
+        };
+        assert_eq!(room(&config("")), 8192);
+        let longrope = r#", "rope_scaling": {"type": "longrope", "short_factor": [1, 1], "long_factor": [2, 3]}"#;
+        assert_eq!(room(&config(longrope)), 4096);
+    }
 }

@@ -57,7 +57,7 @@ pub struct Args {
     /// Functions that the model may call: a JSON list of schemas. Calls are part of the answer's text.
     #[arg(long, value_name = "FILE.json", requires = "chat", conflicts_with = "prompts")]
     tools: Option<PathBuf>,
-    /// Room for a conversation, in tokens [default: 8192, or the model's context if that is shorter].
+    /// Room for a conversation, in tokens [default: 8192, or the model's context if that is shorter, with longrope the original one].
     #[arg(long, value_name = "N", requires = "chat", conflicts_with = "prompts", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
     /// Write at most this many new tokens [default: 128, in a conversation 1024].
