@@ -251,16 +251,12 @@ fn what_fields_mean_in_their_architecture_is_written() {
     let mistral = |types: Value| {
         metadata(json!({"model_type": "mistral", "num_attention_heads": 24, "sliding_window": 5, "layer_types": types}))
     };
-    let all = metadata_of(mistral(json!(["sliding_attention", "sliding_attention"])).unwrap());
-    assert_eq!(all.get("llama.attention.sliding_window"), Some(&Meta::U32(5)));
-    assert_eq!(all.get("llama.attention.head_count_kv"), Some(&Meta::U32(8)));
+    let all = mistral(json!(["sliding_attention", "sliding_attention"])).unwrap();
+    assert!(all.contains(&("llama.attention.sliding_window".into(), Meta::U32(5))));
+    assert!(all.contains(&("llama.attention.head_count_kv".into(), Meta::U32(8))));
     assert_names(&text_of(mistral(json!(["sliding_attention", "full_attention"]))), &["layer_types", "full_attention"]);
-    let qwen3 = metadata_of(metadata(json!({"model_type": "qwen3"})).unwrap());
-    assert_eq!(qwen3.get("qwen3.attention.key_length"), Some(&Meta::U32(128)));
-}
-
-fn metadata_of(metadata: Vec<(String, Meta)>) -> std::collections::HashMap<String, Meta> {
-    metadata.into_iter().collect()
+    let qwen3 = metadata(json!({"model_type": "qwen3"})).unwrap();
+    assert!(qwen3.contains(&("qwen3.attention.key_length".into(), Meta::U32(128))));
 }
 
 #[test]
@@ -447,6 +443,11 @@ fn templates_of_a_file_are_files_of_a_folder() {
     assert!(!path("odd").exists());
 }
 
+/// What a file's tokenizer makes of a text: so many tokens before it, and itself.
+fn before_and_text(path: &Path) -> usize {
+    Weights::open(path).unwrap().own_tokenizer().unwrap().unwrap()["post_processor"]["single"].as_array().unwrap().len()
+}
+
 #[test]
 fn end_tokens_in_settings_of_generation_are_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -478,7 +479,11 @@ fn end_tokens_in_settings_of_generation_are_kept() {
         let config = Weights::open(path(&name)).unwrap().own_config().unwrap().unwrap();
         assert_eq!(config["eos_token_id"], ends, "{name}");
         assert_eq!(config.get("bos_token_id").unwrap_or(&Value::Null), &begin, "{name}");
+        assert_eq!(before_and_text(&path(&name)), if begin.is_null() { 1 } else { 2 }, "{name}");
     }
+    std::fs::write(path("in/tokenizer_config.json"), "{\"add_bos_token\": false}").unwrap();
+    change("none.gguf", json!(0), json!({"bos_token_id": 3})).unwrap();
+    assert_eq!(before_and_text(&path("none.gguf")), 1);
     // More than the format has places for, what is no token, and what is no object.
     let refused = |settings: Value| text_of(change("refused.gguf", json!(0), settings));
     assert_names(
