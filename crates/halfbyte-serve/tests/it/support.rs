@@ -42,7 +42,7 @@ pub fn try_served(name: &str, template: Option<&str>, options: Options) -> halfb
     let model = Model::load(&folder(), &LoadOptions::default()).unwrap();
     let tokenizer = Tokenizer::from_folder(&folder()).unwrap();
     let token = tokenizer.token(0);
-    let tokens = SpecialTokens { bos: token.clone(), eos: token };
+    let tokens = SpecialTokens { bos: token.clone(), eos: token, ..SpecialTokens::default() };
     let template = template.map(|source| ChatTemplate::parse(source.to_owned(), tokens, &folder()).unwrap());
     Served::start(name, model, tokenizer, template, Arc::new(Cpu::all_threads().unwrap()), options)
 }
