@@ -63,6 +63,24 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// Rank 0 cannot listen where the others look for it.
+    #[error("rank 0 cannot listen at {address}: {source}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A variable that a launcher sets does not say what it must.
+    #[error("variable {variable}: expected {expected}, got {got}")]
+    Launcher {
+        /// Its name.
+        variable: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
     /// A prompt without a token.
     #[error("prompt: expected at least one token, got none")]
     EmptyPrompt,

@@ -57,10 +57,25 @@ pub trait Comm: Debug + Send + Sync {
         if self.size() > 1 { self.all_gather(&[]).map(drop) } else { Ok(()) }
     }
 
-    /// Makes sure that all ranks have the same of something, whose digest this rank's is. Error: the first rank that has another one
-    /// than rank 0; on every rank.
+    /// What every rank says of the same thing, which `what` names. Errors: those of [`Comm::all_gather`], a rank that tells of something else.
+    fn all_say(&self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let named = [what.as_bytes(), &[0], own].concat();
+        let all = if self.size() < 2 { vec![named] } else { self.all_gather_bytes(&named)? };
+        let told = |(rank, said): (usize, Vec<u8>)| match said.strip_prefix([what.as_bytes(), &[0]].concat().as_slice())
+        {
+            Some(of_it) => Ok(of_it.to_vec()),
+            None => {
+                let what = format!("does something else, where rank {} compares the {what} of all", self.rank());
+                Err(Error::Rank { rank, what })
+            }
+        };
+        all.into_iter().enumerate().map(told).collect()
+    }
+
+    /// Makes sure that all ranks have the same of something, whose digest this rank's is. Errors: the first rank that has another one
+    /// than rank 0, on every rank; those of [`Comm::all_say`].
     fn agree(&self, what: &str, digest: &[u8]) -> Result<()> {
-        let all = if self.size() < 2 { Vec::new() } else { self.all_gather_bytes(digest)? };
+        let all = self.all_say(what, digest)?;
         match all.iter().position(|other| *other != all[0]) {
             None => Ok(()),
             Some(rank) => Err(Error::Rank { rank, what: format!("has another {what} than rank 0") }),

@@ -1,3 +1,4 @@
+use super::meet::PAUSE;
 use super::*;
 
 /// Ranks of a group that meets on a free port of this machine.
@@ -67,6 +68,17 @@ fn ranks_that_do_not_belong_together_are_refused() {
         comm.agree("model", if at.rank == 2 { b"other" } else { b"model" })
     });
     assert!(ends.iter().all(|end| end.as_ref().unwrap_err().to_string() == "rank 2 has another model than rank 0"));
+    // Ranks that are at other calls do not take one thing for the other.
+    let ends = all(&group(2), |at| {
+        let comm = Tcp::meet(at).unwrap();
+        match at.rank {
+            0 => comm.agree("text", b"the same"),
+            _ => comm.agree("model", b"the same"),
+        }
+    });
+    let error = ends[0].as_ref().unwrap_err().to_string();
+    assert_eq!(error, "rank 1 does something else, where rank 0 compares the text of all");
+    assert!(ends[1].as_ref().unwrap_err().to_string().starts_with("rank 0 does something else"));
     // A rank that counts others, one whose number is taken, and something that is no rank; the right one comes last.
     let ranks = group(2);
     let ends = std::thread::scope(|scope| {
@@ -85,27 +97,6 @@ fn ranks_that_do_not_belong_together_are_refused() {
     assert!(ends[0].is_ok() && ends[1].is_ok(), "{ends:?}");
     let error = ends[2].as_ref().unwrap_err();
     assert!(error.contains("one of 3 ranks") && error.contains("one of 2 ranks"), "{error}");
-}
-
-#[test]
-fn variables_of_launchers_are_read() {
-    let of = |all: &[(&str, &str)]| {
-        let all: Vec<(String, String)> = all.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        Rendezvous::from_variables(move |name| all.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()))
-    };
-    let all = [("WORLD_SIZE", "4"), ("RANK", "3"), ("MASTER_ADDR", "::1"), ("MASTER_PORT", "29500")];
-    assert_eq!(of(&all).unwrap(), Some(Rendezvous { rank: 3, size: 4, address: "[::1]:29500".into() }));
-    assert_eq!(of(&[]).unwrap(), None);
-    assert_eq!(of(&[("WORLD_SIZE", "1")]).unwrap(), None);
-    for (i, wrong) in [(0, "four"), (1, "4"), (1, "-1"), (3, "0"), (3, "70000")] {
-        let mut all = all;
-        all[i].1 = wrong;
-        assert!(of(&all).is_err(), "{}={wrong}", all[i].0);
-    }
-    for missing in 1..4 {
-        let some: Vec<_> = all.iter().enumerate().filter(|(i, _)| *i != missing).map(|(_, pair)| *pair).collect();
-        assert!(of(&some).unwrap_err().to_string().contains(all[missing].0));
-    }
 }
 
 /// Who computes something else meanwhile sees it too, without waiting, and what is on its way stays there.
