@@ -31,12 +31,17 @@ fn as_a_rank(
     digest: impl FnOnce(&mut DefaultHasher),
     load: impl FnOnce() -> Result<Model>,
 ) -> Result<Model> {
-    let LoadOptions { comm, act, quantize, kv, .. } = options;
+    let LoadOptions { comm, act, quantize, kv, device } = options;
     if comm.size() > 1 {
         let mut hash = DefaultHasher::new();
         digest(&mut hash);
         comm.agree("model", &hash.finish().to_le_bytes())?;
         comm.agree("way of loading it", format!("{act:?} {quantize:?} {kv:?}").as_bytes())?;
+        let kind = match device {
+            Device::Cpu => "CPU".to_owned(),
+            Device::Cuda(gpu) => format!("GPU {:?}", gpu.activations),
+        };
+        comm.agree("kind of device", kind.as_bytes())?;
     }
     let model = load().inspect_err(|why| {
         if !matches!(why, Error::Rank { .. }) {

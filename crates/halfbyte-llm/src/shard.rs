@@ -27,8 +27,9 @@ use std::ops::Range;
 
 const OP: &str = "cut a model for ranks";
 
-/// Bytes of each tensor that ranks compare.
-const HASHED_BYTES: usize = 64;
+/// What of each tensor ranks compare: runs of so many bytes, a page of memory, that lie evenly from its first byte to its last.
+const HASHED_BYTES: usize = 4096;
+const HASHED_RUNS: usize = 8;
 
 /// One of the ranks that share a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,15 +125,48 @@ pub(crate) fn cuts_of_part(spec: &Spec, weights: &Weights) -> HashMap<String, Cu
     cuts(spec, &Loader::of_any_part(weights), Shard { rank, size }).unwrap_or_default()
 }
 
-/// What tells a model from others: its recipe, its tensors, and the first numbers of each, in which weights of another training differ.
+/// What tells a model from others: its recipe, its tensors, and numbers at some places of each, in which weights of another training differ,
+/// or of a copy that broke off. Of a tensor of up to 32 KiB these are all its numbers.
 pub(crate) fn name_of(spec: &Spec, weights: &Weights) -> String {
     let (checkpoint, mut hash) = (weights.checkpoint(), DefaultHasher::new());
     format!("{spec:?}").hash(&mut hash);
     for tensor in checkpoint.tensors() {
         format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).hash(&mut hash);
-        checkpoint.bytes(tensor.name).unwrap_or_default().iter().take(HASHED_BYTES).for_each(|b| b.hash(&mut hash));
+        let bytes = checkpoint.bytes(tensor.name).unwrap_or_default();
+        hashed(bytes.len()).for_each(|places| hash.write(&bytes[places]));
     }
     format!("{:016x}", hash.finish())
+}
+
+/// The places of so many bytes that ranks compare.
+fn hashed(len: usize) -> impl Iterator<Item = Range<usize>> {
+    let whole = len <= HASHED_RUNS * HASHED_BYTES;
+    let (runs, last) = if whole { (1, 0) } else { (HASHED_RUNS, len - HASHED_BYTES) };
+    let size = if whole { len } else { HASHED_BYTES };
+    // The first and the last run are the ends.
+    (0..runs)
+        .map(move |run| (run as u128 * last as u128 / (HASHED_RUNS - 1) as u128) as usize)
+        .map(move |at| at..at + size)
+}
+
+/// Whether every one of so many ranks has a part of a model; of a layer's inner features those of the first layer are looked at. Error:
+/// there are too many ranks.
+pub fn check_ranks(spec: &Spec, weights: &Weights, options: &LoadOptions, size: usize) -> Result<()> {
+    for rank in 0..size {
+        Shard { rank, size }.heads(spec.heads)?;
+    }
+    let mlp = match spec.layers.first().map(|layer| &layer.mlp.kind) {
+        Some(MlpKind::Dense(mlp)) => Some(mlp),
+        Some(MlpKind::Experts(experts)) => experts.experts.first(),
+        None => None,
+    };
+    match (mlp, weights.part()?) {
+        // The last rank's part is the smallest one.
+        (Some(mlp), None) => {
+            Loader::new(weights, options.clone())?.features(mlp, Shard { rank: size - 1, size }).map(drop)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What a rank holds of each linear layer, embedding and head of a model; of what is not named it holds all.
@@ -247,5 +281,18 @@ mod tests {
             assert!(all.into_iter().eq(0..29_568));
         }
         assert!(Shard { rank: 1, size: 2 }.inner(128, 128).unwrap_err().to_string().contains("for each rank"));
+    }
+
+    #[test]
+    fn a_model_is_told_by_numbers_all_over_its_tensors() {
+        for len in [0, 1, 4096, 32_768] {
+            assert!(hashed(len).flatten().eq(0..len), "{len}");
+        }
+        for len in [32_769, 1 << 20, 12_345_678_901] {
+            let runs: Vec<Range<usize>> = hashed(len).collect();
+            assert_eq!((runs.len(), runs[0].start, runs[7].end), (8, 0, len));
+            let steps: Vec<usize> = runs.windows(2).map(|two| two[1].start - two[0].start).collect();
+            assert!(steps.iter().all(|&step| step.abs_diff(steps[0]) <= 1) && steps[0] >= 4096, "{steps:?}");
+        }
     }
 }
