@@ -2,7 +2,7 @@
 
 use crate::args::{Common, Device};
 use crate::failure::{Exit, Failure, Result};
-use crate::ranks::{Local, Ranks};
+use crate::ranks::{Given, Local, Ranks};
 use crate::{escape, text};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::{Gpu as CudaGpu, nn};
@@ -31,9 +31,9 @@ pub struct App {
 }
 
 impl App {
-    /// Error: a team of threads that cannot be made.
-    pub fn new(common: Common) -> Result<Self> {
-        let app = Self { common, gpu: OnceLock::new(), ranks: Ranks::default(), begun: Instant::now() };
+    /// The options of a command, which as a whole was given so. Error: a team of threads that cannot be made.
+    pub fn new(common: Common, given: Given) -> Result<Self> {
+        let app = Self { common, gpu: OnceLock::new(), ranks: Ranks::of(given), begun: Instant::now() };
         let all = available_threads();
         if app.threads() > all {
             app.note(&format!("note: --threads {} is more than the {all} of this machine, and slower", app.threads()));

@@ -2,6 +2,7 @@
 
 use crate::app::SCHEMA;
 use crate::escape::{escaped, escaped_lines};
+use crate::interrupt;
 use crate::text::write_error;
 use halfbyte_checkpoint::Error as CheckpointError;
 use halfbyte_llm::Error as LlmError;
@@ -42,6 +43,8 @@ pub struct Message {
     what: String,
     cause: String,
     help: String,
+    /// The rank that has left.
+    rank: Option<usize>,
 }
 
 /// The crate's result.
@@ -52,7 +55,7 @@ impl Failure {
     pub fn new(exit: Exit, what: impl AsRef<str>, cause: impl AsRef<str>, help: impl AsRef<str>) -> Self {
         let line = |text: &str| escaped(text).into_owned();
         let (what, cause, help) = (line(what.as_ref()), line(cause.as_ref()), line(help.as_ref()));
-        Self::Message(Box::new(Message { exit, what, cause, help }))
+        Self::Message(Box::new(Message { exit, what, cause, help, rank: None }))
     }
 
     /// Options or arguments that do not go together.
@@ -82,6 +85,60 @@ impl Failure {
         self
     }
 
+    /// In one line, without help.
+    pub fn text(&self) -> String {
+        match self {
+            Self::Message(message) => format!("{}: {}", message.what, message.cause),
+            Self::PipeClosed => "nobody reads its output".to_owned(),
+        }
+    }
+
+    /// The rank that has left, where that is why this one ends.
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Self::Message(message) => message.rank,
+            Self::PipeClosed => None,
+        }
+    }
+
+    /// The same, with what is known of the cause besides.
+    pub fn with_cause(mut self, more: &str) -> Self {
+        if let Self::Message(message) = &mut self {
+            let more = escaped(more);
+            let is_told = more.split(": ").last().is_some_and(|last| message.cause.contains(last));
+            if !is_told {
+                message.cause = format!("{}; it said: {more}", message.cause);
+            }
+        }
+        self
+    }
+
+    /// A rank has left, or is not heard of.
+    fn of_rank(rank: usize, cause: &str) -> Self {
+        let mut failure = Self::new(
+            Exit::Device,
+            "the ranks that share the model cannot go on",
+            cause,
+            "see what that rank says; all run the same command on the same files with the same program",
+        );
+        if let Self::Message(message) = &mut failure {
+            message.rank = Some(rank);
+        }
+        failure
+    }
+
+    /// Rank 0 cannot listen where the others look for it.
+    fn listen(address: &str, source: &io::Error) -> Self {
+        let help = match source.kind() {
+            io::ErrorKind::AddrInUse => {
+                "another program has the port: choose another MASTER_PORT, the same for all ranks"
+            }
+            io::ErrorKind::PermissionDenied => "choose a MASTER_PORT from 1024 on, the same for all ranks",
+            _ => "MASTER_ADDR is an address of the machine that rank 0 runs on",
+        };
+        Self::new(Exit::Device, format!("rank 0 cannot listen at {address}"), source.to_string(), help)
+    }
+
     /// More memory than the machine has free.
     pub fn memory(what: impl AsRef<str>, cause: impl AsRef<str>) -> Self {
         Self::new(Exit::Device, what, cause, "choose smaller sizes, or free some memory")
@@ -89,12 +146,14 @@ impl Failure {
 
     /// Ctrl-C.
     pub fn interrupted() -> Self {
-        Self::new(
-            Exit::Interrupted,
-            "interrupted",
-            "asked to stop (Ctrl-C or a signal); no output file was left half-written",
-            "run the same command again to start over",
-        )
+        let (cause, help) = match interrupt::writes_files() {
+            true => (
+                "asked to stop (Ctrl-C or a signal); no output file was left half-written",
+                "run the same command again to start over",
+            ),
+            false => ("asked to stop (Ctrl-C or a signal)", "what was written by then is all there is"),
+        };
+        Self::new(Exit::Interrupted, "interrupted", cause, help)
     }
 
     /// The system's refusal to do something with a file.
@@ -124,7 +183,7 @@ impl Failure {
         match self {
             Failure::PipeClosed => ExitCode::SUCCESS,
             Failure::Message(message) => {
-                let Message { exit, what, cause, help } = &*message;
+                let Message { exit, what, cause, help, .. } = &*message;
                 let exit = *exit as u8;
                 write_error(&match json {
                     true => format!(
@@ -240,11 +299,12 @@ impl From<LlmError> for Failure {
                 format!("field {field}: expected {expected}, got {got}"),
                 "`halfbyte inspect MODEL` shows what is in the folder",
             ),
-            E::Rank { .. } => Self::new(
-                Exit::Device,
-                "the ranks that share the model cannot go on",
+            E::Rank { rank, .. } => Self::of_rank(rank, &text),
+            E::Listen { address, source } => Self::listen(&address, &source),
+            E::Launcher { .. } => Self::usage(
+                "what the launcher says of the ranks makes no sense",
                 text,
-                "see what that rank says; all run the same command on the same files with the same program",
+                "each rank has RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; without WORLD_SIZE --tp starts the ranks itself",
             ),
             E::Tokenizer(cause) => Self::new(
                 Exit::Input,

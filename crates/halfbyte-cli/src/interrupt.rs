@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 static CANCEL: AtomicBool = AtomicBool::new(false);
 static COOPERATIVE: AtomicUsize = AtomicUsize::new(0);
+static WRITES_FILES: AtomicBool = AtomicBool::new(false);
 
-/// Begins to listen for Ctrl-C, termination and hang-up.
-pub fn install() -> Result<(), ctrlc::Error> {
+/// Begins to listen for Ctrl-C, termination and hang-up, which may come while files are written.
+pub fn install(writes_files: bool) -> Result<(), ctrlc::Error> {
+    WRITES_FILES.store(writes_files, Ordering::SeqCst);
     ctrlc::set_handler(|| {
         let again = CANCEL.swap(true, Ordering::SeqCst);
         if again {
@@ -53,6 +55,11 @@ impl Drop for Cooperate {
     fn drop(&mut self) {
         COOPERATIVE.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// Whether what is interrupted writes files.
+pub fn writes_files() -> bool {
+    WRITES_FILES.load(Ordering::Relaxed)
 }
 
 /// Whether an interrupt came.

@@ -27,6 +27,7 @@ use commands::{
     bench, completions, convert, demo, dequantize, doctor, eval, explain, inspect, quantize, run, serve, verify,
 };
 use failure::{Failure, Result};
+use ranks::Given;
 use std::process::ExitCode;
 
 /// Int weights for language models: quantise, inspect, run, measure.
@@ -82,26 +83,29 @@ fn command() -> clap::Command {
 }
 
 fn main() -> ExitCode {
-    let parsed = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
-    let cli = match parsed {
-        Ok(cli) => cli,
-        Err(error) => return failure::of_usage(&error, &mut command()),
+    let mut command = command();
+    let parsed = command.try_get_matches_from_mut(std::env::args_os());
+    let parsed = parsed.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Given::of(&command, &matches))));
+    let (cli, given) = match parsed {
+        Ok(parsed) => parsed,
+        Err(error) => return failure::of_usage(&error, &mut self::command()),
     };
     let json = cli.common.json;
-    match dispatch(cli) {
+    match dispatch(cli, given) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(json),
     }
 }
 
-fn dispatch(cli: Cli) -> Result<()> {
+fn dispatch(cli: Cli, given: Given) -> Result<()> {
     interrupt::refuse_large_files().map_err(|e| Failure::device("cannot block a signal", e.to_string()))?;
-    let app = App::new(cli.common)?;
-    interrupt::install().map_err(|e| Failure::device("cannot listen for Ctrl-C", e.to_string()))?;
+    let app = App::new(cli.common, given)?;
+    interrupt::install(!matches!(cli.command, Command::Run(_)))
+        .map_err(|e| Failure::device("cannot listen for Ctrl-C", e.to_string()))?;
     if !cli.command.takes_gpus() {
         app.cpu_only()?;
     }
-    match cli.command {
+    let done = match cli.command {
         Command::Demo(args) => demo::run(&args, &app),
         Command::Inspect(args) => inspect::run(&args, &app),
         Command::Quantize(args) => quantize::run(&args, &app),
@@ -115,5 +119,6 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::Explain(args) => explain::run(&args, &app),
         Command::Doctor(args) => doctor::run(&args, &app),
         Command::Completions(args) => completions::run(&args, &app),
-    }
+    };
+    done.map_err(|failure| app.ranks().explain(failure))
 }

@@ -9,8 +9,9 @@ use halfbyte::kernel::KvType;
 use halfbyte::{Act, Float, Format};
 use halfbyte_checkpoint::{Finding, Hint, Part, StoredFormat, Weights, linears};
 use halfbyte_llm::check::contradictions;
-use halfbyte_llm::comm::{Alone, Comm, Rendezvous};
+use halfbyte_llm::comm::{Alone, Rendezvous};
 use halfbyte_llm::device::{Device, Gpu};
+use halfbyte_llm::shard::check_ranks;
 use halfbyte_llm::{Config, LoadOptions, Model, Tokenizer};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -35,7 +36,8 @@ pub struct LoadArgs {
     /// Share the model among so many ranks (tensor parallelism): processes that each hold a part of every layer, on CPUs, or on GPUs of
     /// one host that reach each other's memory. Weights and memory that are told are the first rank's.
     /// A launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (as torchrun, or mpirun and Slurm with a line of shell) starts
-    /// them all, each with the GPU of its LOCAL_RANK; without it the others are started here.
+    /// them all, each with the GPU of its LOCAL_RANK; without it the others are started here. All get the same command. Under torchrun,
+    /// which listens at MASTER_PORT itself, ranks meet at the next port.
     #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub tp: u16,
     #[command(flatten)]
@@ -55,7 +57,7 @@ impl LoadArgs {
         hint: HintArgs::NONE,
     };
 
-    /// The library's options. Errors: `--act` against what the format says, options that change nothing.
+    /// The library's options for one process. Errors: `--act` against what the format says, options that change nothing.
     fn options(&self, app: &App) -> Result<LoadOptions> {
         let act = self.act.map(Act::from);
         if let (Some(format), Some(named)) = (self.quantize, self.act)
@@ -77,14 +79,19 @@ impl LoadArgs {
         }
         let act = self.quantize.map(|format| format.act).or(act).unwrap_or(Act::A16);
         let device = device(app, act, self.tp.into())?;
-        let comm: Arc<dyn Comm> = if self.tp == 1 { Arc::new(Alone) } else { app.ranks().join(self.tp.into())? };
         Ok(LoadOptions {
             device,
             act,
             quantize: self.quantize.map(|format| (format.weight, self.rtn.into())),
             kv: self.kv.map(KvType::from),
-            comm,
+            comm: Arc::new(Alone),
         })
+    }
+
+    /// These options for a model that the ranks share, if there are others. Error: one that does not come, or was given something else.
+    fn shared(&self, app: &App, options: LoadOptions) -> Result<LoadOptions> {
+        let comm = if self.tp == 1 { options.comm } else { app.ranks().join(self.tp.into())? };
+        Ok(LoadOptions { comm, ..options })
     }
 
     /// Refuses ranks, and folders of their parts, for what one process does by itself.
@@ -115,7 +122,14 @@ impl LoadArgs {
 
     /// The same with the tokenizer, which is read while weights are.
     pub fn start_with_tokenizer(&self, app: &App, folder: &Path) -> Result<(Model, Tokenizer, Start, Laps)> {
-        self.with(app, folder, |weights| Ok(Tokenizer::from_weights(weights)?))
+        let loaded = self.with(app, folder, |weights| Ok(Tokenizer::from_weights(weights)?))?;
+        if self.tp > 1 {
+            let (config, tokenizer) = (loaded.0.config(), &loaded.1);
+            let tokens: Vec<_> = (0..tokenizer.vocab_size() as u32).map(|id| tokenizer.token(id)).collect();
+            let own = format!("{} tokens", tokens.len());
+            app.ranks().same("tokenizer", &own, &(tokens, config.bos, &config.eos))?;
+        }
+        Ok(loaded)
     }
 
     /// Loads a model, and `more` beside.
@@ -141,12 +155,23 @@ impl LoadArgs {
             let (weights, config, quantized) = match opened {
                 Ok(opened) => opened,
                 // What is wrong with the options comes first.
-                Err(failure) => return joined(opening, &options).and(Err(failure)),
+                Err(failure) => {
+                    let failure = joined(opening, &options).err().unwrap_or(failure);
+                    app.ranks().leave(self.tp.into(), &format!("cannot begin: {}", failure.text()));
+                    return Err(failure);
+                }
             };
             let more = || more(&weights);
             std::thread::scope(|scope| {
                 let reading = Builder::new().spawn_scoped(scope, more);
                 let options = joined(opening, &options)?;
+                if self.tp > 1 {
+                    check_ranks(&config.spec, &weights, &options, self.tp.into()).map_err(|why| {
+                        let what = format!("{} cannot be shared among {} ranks", folder.display(), self.tp);
+                        Failure::usage(what, why.to_string(), "give a smaller --tp")
+                    })?;
+                }
+                let options = self.shared(app, options)?;
                 start.device = laps.lap();
                 self.refuse_useless(folder, quantized)?;
                 let model = Model::from_weights(config, &weights, &options)?;
@@ -227,7 +252,7 @@ impl LoadArgs {
                 "add --format, as in --format w4a8-g128",
             ));
         }
-        Ok((LoadOptions { quantize: None, ..args.options(app)? }, args.quantize))
+        Ok((LoadOptions { quantize: None, ..self.shared(app, args.options(app)?)? }, args.quantize))
     }
 
     /// The format of random weights, if there is one.

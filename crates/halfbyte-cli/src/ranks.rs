@@ -1,27 +1,43 @@
 //! Ranks that share a model: processes, each of which runs the same command.
 
+mod given;
+mod started;
+
+pub use given::Given;
+
 use crate::failure::{Exit, Failure, Result};
-use crate::text;
+use crate::{interrupt, text};
 use halfbyte::cuda::Gpu;
 use halfbyte_llm::comm::{Alone, Comm, Rendezvous, Tcp};
+use started::Started;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long the processes that were started here have to end after this one is done.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long an interrupt that came to all ranks may be under way to this one, when another has ended by it.
+const SIGNAL: Duration = Duration::from_millis(200);
+
 /// Those that this process shares a model with, once they were asked for.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ranks {
+    given: Given,
     comm: Mutex<Option<Arc<dyn Comm>>>,
-    started: Mutex<Vec<Child>>,
+    started: Mutex<Vec<Started>>,
 }
 
 impl Ranks {
+    /// Ranks that must all have been given the same.
+    pub fn of(given: Given) -> Self {
+        Self { given, comm: Mutex::new(None), started: Mutex::new(Vec::new()) }
+    }
+
     /// This process among `size`: as a launcher says by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; where WORLD_SIZE is not set, the
-    /// others are started on this machine. Ranks but the first print no results.
+    /// others are started on this machine. Ranks but the first print no results. Error: ranks that were not given the same command.
     pub fn join(&self, size: usize) -> Result<Arc<dyn Comm>> {
         let mut known = self.comm.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(comm) = known.as_ref() {
@@ -34,7 +50,70 @@ impl Ranks {
         if comm.rank() > 0 {
             text::silence();
         }
-        Ok(known.insert(comm).clone())
+        let all = known.insert(comm.clone()).all_say("command", &self.given.to_bytes())?;
+        match all.iter().position(|other| *other != all[0]) {
+            None => Ok(comm),
+            Some(rank) => Err(Failure::usage(
+                "the ranks were not given the same command",
+                Given::difference(&all[0], rank, &all[rank]),
+                "start all ranks with the same options; only --device, --threads, --json, --quiet and paths may differ",
+            )),
+        }
+    }
+
+    /// Tells the others of a launcher why this rank does not come to what they wait for.
+    pub fn leave(&self, size: usize, why: &str) {
+        if size > 1
+            && matches!(Rendezvous::from_env(), Ok(Some(at)) if at.size == size)
+            && let Ok(comm) = self.join(size)
+        {
+            comm.leave(why);
+        }
+    }
+
+    /// Makes sure that all ranks read the same of something: `own` says in words what this one has. Error: a rank that has something else.
+    pub fn same(&self, what: &str, own: &str, of: &impl Hash) -> Result<()> {
+        let known = self.comm.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(comm) = known.filter(|comm| comm.size() > 1) else { return Ok(()) };
+        let mut hash = DefaultHasher::new();
+        of.hash(&mut hash);
+        let digest = format!("digest {:016x}", hash.finish());
+        let all = comm.all_say(what, [&digest, ", ", own].concat().as_bytes())?;
+        match all.iter().position(|other| !other.starts_with(&all[0][..digest.len()])) {
+            None => Ok(()),
+            Some(rank) => {
+                let [other, first] = [rank, 0].map(|rank| String::from_utf8_lossy(&all[rank]));
+                Err(Failure::new(
+                    Exit::Input,
+                    format!("the ranks have not the same {what}"),
+                    format!("rank {rank} has {other}; rank 0 {first}"),
+                    "give all ranks the same files: texts, and a model with its tokenizer",
+                ))
+            }
+        }
+    }
+
+    /// A failure with what is known of it besides: that of a rank which was interrupted as this one is; what a rank that was started here
+    /// wrote before it ended. If it is this rank's own, the others are told.
+    pub fn explain(&self, failure: Failure) -> Failure {
+        let Some(rank) = failure.rank() else {
+            if let Some(comm) = self.comm.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+                comm.leave(&format!("cannot go on: {}", failure.text()));
+            }
+            return failure;
+        };
+        let until = Instant::now() + SIGNAL;
+        while Instant::now() < until && !interrupt::cancelled() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if interrupt::cancelled() {
+            return Failure::interrupted();
+        }
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        match rank.checked_sub(1).and_then(|at| started.get_mut(at)).and_then(Started::last_words) {
+            Some(words) => failure.with_cause(&words),
+            None => failure,
+        }
     }
 
     /// What the first of `size` ranks reads; all get it. Errors: those of reading, a rank that has left.
@@ -77,7 +156,8 @@ impl Ranks {
         let program = std::env::current_exe().map_err(failed)?;
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         for rank in 1..size {
-            let child = Command::new(&program)
+            let mut command = Command::new(&program);
+            command
                 .args(std::env::args_os().skip(1))
                 .env("RANK", rank.to_string())
                 .env("LOCAL_RANK", rank.to_string())
@@ -85,11 +165,8 @@ impl Ranks {
                 .env("WORLD_SIZE", size.to_string())
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", port.to_string())
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn();
-            started.push(child.map_err(failed)?);
+                .env_remove("TORCHELASTIC_USE_AGENT_STORE");
+            started.push(Started::spawn(command).map_err(failed)?);
         }
         Ok(Tcp::lead(listener, size)?)
     }
@@ -159,14 +236,9 @@ impl Drop for Ranks {
     fn drop(&mut self) {
         *self.comm.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let until = Instant::now() + PATIENCE;
-        for child in self.started.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
-            while matches!(child.try_wait(), Ok(None)) {
-                if Instant::now() > until {
-                    drop(child.kill());
-                    drop(child.wait());
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(5));
+        for rank in self.started.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
+            if !rank.ends_by(until) {
+                rank.kill();
             }
         }
     }

@@ -5,17 +5,22 @@ use halfbyte_checkpoint::Weights;
 use halfbyte_checkpoint::folder::RankFolders;
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const PROMPT: [&str; 7] = ["run", "-p", "def add(a, b):", "-n", "24", "--threads", "1"];
 
 /// A rank as a launcher starts it.
-fn rank(args: &[&str], rank: usize, size: usize, port: u16) -> Child {
+fn rank_of(args: &[&str], rank: usize, size: usize, port: u16) -> Command {
     let mut command = halfbyte(args);
     command.env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string());
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn rank(args: &[&str], rank: usize, size: usize, port: u16) -> Child {
+    rank_of(args, rank, size, port).spawn().unwrap()
 }
 
 fn port() -> u16 {
@@ -76,6 +81,15 @@ fn what_one_process_reads_and_writes_ranks_do() {
     same(&["run", "--prompts", &path("prompts"), "-n", "20", "--parallel", "3"], "");
     same(&["run", "--prompts", "-", "-n", "8"], lines);
     same(&["run", "-f", "-", "-n", "16"], "def add(a, b):");
+    let document = serde_json::json!({"text": "def add(a, b):\n    return a + b\n".repeat(8)}).to_string();
+    let scored = |tp: &str| {
+        let args = ["eval", "ppl", &model, "--text", "-", "--window", "64", "--tp", tp, "--json"];
+        let mut child = halfbyte(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(document.as_bytes()).unwrap();
+        let told: serde_json::Value = serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
+        told["perplexity"].as_f64().unwrap()
+    };
+    assert!((scored("1") / scored("2") - 1.0).abs() < 1e-3);
     same(&["run", "--chat", "-n", "12"], "read a file\n\nwrite it\n");
     let ids: Vec<u8> = (0..40i32).flat_map(|i| (i * 37 + 5).to_le_bytes()).collect();
     let header = r#"{"input_ids":{"dtype":"I32","shape":[2,20],"data_offsets":[0,160]}}"#;
@@ -152,6 +166,105 @@ fn ranks_have_the_perplexity_of_one() {
     assert!((one / three - 1.0).abs() < 2e-3, "{one} {three}");
 }
 
+/// What decides a result must be the same for all; else each of them says what differs, and writes nothing.
+#[test]
+fn ranks_that_were_given_something_else_are_refused() {
+    let (dir, model, validation) = (tempfile::tempdir().unwrap(), model(), validation());
+    let refused = |status: i32, ranks: [&[&str]; 2], what: &str| {
+        let port = port();
+        let ends =
+            [0, 1].map(|number| rank(&[ranks[number], &["--tp", "2", "--threads", "1"]].concat(), number, 2, port));
+        for (code, out, error) in ends.map(end) {
+            assert_eq!((code, out.as_str()), (Some(status), ""), "{what}: {error}");
+            assert!(error.contains(what), "{what}: {error}");
+        }
+    };
+    let run = ["run", &model, "-p", "def add(a, b):", "-n", "8", "--temperature", "1"];
+    for (more, what) in [
+        (&["--seed", "2"][..], "rank 1 has --seed 2, rank 0 --seed 0"),
+        (&["--stop", "def"], "rank 1 has --stop def, rank 0 no --stop"),
+        (&["--act", "a8", "--quantize", "w4a8-g128"], "rank 1 has --quantize w4a8-g128, rank 0 no --quantize"),
+    ] {
+        refused(2, [&run, &[&run[..], more].concat()], what);
+    }
+    let eval = ["eval", "ppl", &model, "--max-windows", "1", "--text", &validation];
+    refused(2, [&run, &eval], "rank 1 runs `eval ppl`, rank 0 `run`");
+    // Another file of the same name on another host: a text, a tokenizer, weights behind the first ones of a tensor.
+    let calibration = format!("{model}/calibration.jsonl");
+    refused(3, [&eval, &[&eval[..6], &[&calibration]].concat()], "the ranks have not the same text");
+    let copy = copy_of_model(dir.path());
+    let config = std::fs::read_to_string(copy.join("tokenizer.json")).unwrap();
+    let path = copy.display().to_string();
+    let other = [&["run", path.as_str()], &run[2..]].concat();
+    let swapped = config.replace("\"self\": 273", "\"self\": 285").replace("\"Ġself\": 285", "\"Ġself\": 273");
+    std::fs::write(copy.join("tokenizer.json"), swapped).unwrap();
+    refused(3, [&run, &other], "the ranks have not the same tokenizer");
+    // One that cannot be used: the others hear why the rank has left.
+    std::fs::write(copy.join("tokenizer.json"), "{}").unwrap();
+    let at = port();
+    let [first, second] = [(0, &run[..]), (1, &other[..])]
+        .map(|(number, args)| rank(&[args, &["--tp", "2", "--threads", "1"]].concat(), number, 2, at))
+        .map(end);
+    assert_eq!((first.0, second.0), (Some(4), Some(3)), "{}{}", first.2, second.2);
+    assert!(first.2.contains("rank 1 cannot go on: the tokenizer cannot be used"), "{}", first.2);
+    std::fs::write(copy.join("tokenizer.json"), config).unwrap();
+    let weights = std::fs::read_dir(&copy).unwrap().map(|entry| entry.unwrap().path());
+    for file in weights.filter(|path| path.extension().is_some_and(|of| of == "safetensors")) {
+        let mut bytes = std::fs::read(&file).unwrap();
+        let at = bytes.len() - 2;
+        bytes[at..].iter_mut().for_each(|byte| *byte ^= 1);
+        std::fs::write(file, bytes).unwrap();
+    }
+    refused(4, [&run, &other], "rank 1 has another model than rank 0");
+    // Where they compute and what they show is each one's own.
+    let port = port();
+    let own = [&run[..], &["--tp", "2", "--threads", "2", "--quiet", "--seed", "00"]].concat();
+    let first = [&run[..], &["--tp", "2", "--threads", "1", "--json"]].concat();
+    for (code, _, error) in [rank(&first, 0, 2, port), rank(&own, 1, 2, port)].map(end) {
+        assert_eq!(code, Some(0), "{error}");
+    }
+}
+
+/// torchrun itself listens at the port that it names; a port that somebody else has is said to be taken.
+#[test]
+fn ranks_meet_beside_an_agent_and_say_whose_the_port_is() {
+    let (model, agent) = (model(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let (args, port) = ([&PROMPT[..], &[&model, "--tp", "2", "--quiet"]].concat(), agent.local_addr().unwrap().port());
+    let ranks = [0, 1].map(|number| {
+        let mut command = rank_of(&args, number, 2, port);
+        command.env("TORCHELASTIC_USE_AGENT_STORE", "True").spawn().unwrap()
+    });
+    let [first, second] = ranks.map(end);
+    assert_eq!(first, (Some(0), quiet(&[&PROMPT[..], &[&model]].concat()), String::new()));
+    assert_eq!(second.0, Some(0), "{}", second.2);
+    let (status, _, error) = end(rank(&args, 0, 2, port));
+    assert_eq!(status, Some(4), "{error}");
+    assert!(error.contains("rank 0 cannot listen at 127.0.0.1:") && error.contains("another MASTER_PORT"), "{error}");
+    let mut without = rank_of(&args, 0, 2, port);
+    let (status, _, error) = end(without.env("RANK", "first").spawn().unwrap());
+    assert_eq!(status, Some(2), "{error}");
+    assert!(error.contains("RANK") && error.contains("first") && error.contains("WORLD_SIZE"), "{error}");
+}
+
+/// Ctrl-C at a terminal goes to all ranks: none of them says that another has left.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_of_all_ranks_is_one() {
+    let (model, validation) = (model(), validation());
+    let (long, at) = (["eval", "ppl", &model, "--text", &validation, "--threads", "1", "--tp", "2"], port());
+    let [first, second] = [0, 1].map(|number| rank(&long, number, 2, at));
+    std::thread::sleep(Duration::from_millis(1500));
+    // The other one first.
+    for rank in [&second, &first] {
+        Command::new("kill").args(["-INT", &rank.id().to_string()]).status().unwrap();
+        std::thread::sleep(Duration::from_millis(60));
+    }
+    for (status, _, error) in [first, second].map(end) {
+        assert_eq!(status, Some(130), "{error}");
+        assert_eq!(error.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{error}");
+    }
+}
+
 #[test]
 fn ranks_that_fail_are_named() {
     let model = model();
@@ -166,23 +279,13 @@ fn ranks_that_fail_are_named() {
     let (status, _, error) = end(first);
     assert_eq!(status, Some(4), "{error}");
     assert!(error.contains("rank 1 has ended"), "{error}");
-    // Others have another way of loading the model, or say that they are others.
-    let at = port();
-    let ends = [(0, vec![]), (1, vec!["--act", "a8", "--quantize", "w4a8-g128"])].map(|(number, more)| {
-        let args = [&args[..], &more].concat();
-        rank(&args, number, 2, at)
-    });
-    for (status, out, error) in ends.map(end) {
-        assert_eq!((status, out.as_str()), (Some(4), ""), "{error}");
-        assert!(error.contains("rank 1 has another way of loading it than rank 0"), "{error}");
-    }
     let (status, _, error) = end(rank(&args, 0, 3, port()));
     assert_eq!(status, Some(2));
     assert!(error.contains("--tp says 2 ranks, WORLD_SIZE 3"), "{error}");
+    // More than the model has parts for are not even started.
     let more_than_heads = [&PROMPT[..], &[&model, "--tp", "13"]].concat();
-    let (status, _, error) =
-        end(halfbyte(&more_than_heads).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
-    assert!(status != Some(0) && error.contains("for each rank") && error.contains("13 ranks"), "{error}");
+    let error = fails(2, &more_than_heads);
+    assert!(error.contains("for each rank") && error.contains("13 ranks"), "{error}");
     // What is not shared says so.
     assert!(fails(2, &["explain", "model", &model, "--tp", "2"]).contains("an explanation"));
     assert!(fails(2, &["bench", "model", &model, "--device", "cpu", "--tp", "2"]).contains("a measurement on a CPU"));

@@ -9,7 +9,7 @@ mod text;
 pub use kl::{KlDivergence, kl_divergence};
 pub use logits::{Ids, logits};
 pub use perplexity::{Perplexity, Scored, perplexity, perplexity_of};
-pub use text::{documents, first_tokens, shared_token_stream, token_stream};
+pub use text::{documents, documents_of, first_tokens, shared_token_stream, token_stream};
 
 use crate::error::{Error, Result};
 use std::ops::ControlFlow;

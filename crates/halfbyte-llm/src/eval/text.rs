@@ -16,7 +16,12 @@ pub fn documents(path: &Path) -> Result<Vec<String>> {
         halfbyte_checkpoint::Error::Io { source, .. } => io(source),
         other => other.into(),
     })?;
-    let mut reader = BufReader::new(file);
+    documents_of(BufReader::new(file), path)
+}
+
+/// The same of what comes from somewhere; errors call it by the path.
+pub fn documents_of(mut reader: impl BufRead, path: &Path) -> Result<Vec<String>> {
+    let io = |source| Error::Io { path: path.to_path_buf(), source };
     let (mut documents, mut line, mut number) = (Vec::new(), Vec::new(), 0);
     loop {
         line.clear();

@@ -67,7 +67,7 @@ struct Divergence {
 /// Prints the divergence.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let cpu = app.cpu()?;
-    let documents = eval::documents(&args.windows.text)?;
+    let documents = args.windows.documents(app, args.load.tp.into())?;
     let model = args.load.load(app, &args.model)?;
     let reference = LoadArgs::AS_STORED.load(app, &args.reference)?;
     let mut tokens = eval::shared_token_stream(
@@ -76,6 +76,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         &documents,
     )?;
     tokens.truncate(args.windows.most_tokens());
+    args.windows.same(app, &tokens)?;
     let progress = Progress::new(app, "comparing", Unit::Things("windows"));
     let cooperate = interrupt::cooperate();
     let found = eval::kl_divergence(&model, &reference, &cpu, &tokens, args.windows.window, &mut |at| {

@@ -71,6 +71,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         _ => file.ints("input_ids")?,
     };
     let model = args.load.load(app, &args.model)?;
+    app.ranks().same("token ids", &format!("{} of {}", ids.len(), args.ids.display()), &(rows, positions, &ids))?;
     // All ranks have the same; the first writes.
     let writes = app.ranks().join(args.load.tp.into())?.rank() == 0;
     let vocab = model.config().spec.vocab;

@@ -6,7 +6,9 @@ mod ppl;
 
 use crate::app::App;
 use crate::failure::Result;
+use crate::text::read_text;
 use clap::Subcommand;
+use halfbyte_llm::eval;
 use std::path::PathBuf;
 
 /// Measure how good a model is.
@@ -20,7 +22,7 @@ pub enum Command {
 /// The text that models read, and how it is cut.
 #[derive(Debug, clap::Args)]
 struct WindowArgs {
-    /// The text: each line one document, {"text": "..."}.
+    /// The text (- for standard input): each line one document, {"text": "..."}.
     #[arg(long, value_name = "FILE.jsonl")]
     text: PathBuf,
     /// Tokens a window.
@@ -32,6 +34,20 @@ struct WindowArgs {
 }
 
 impl WindowArgs {
+    /// The documents. Of ranks each reads its file; standard input is the first one's.
+    fn documents(&self, app: &App, ranks: usize) -> Result<Vec<String>> {
+        if self.text.as_os_str() != "-" {
+            return Ok(eval::documents(&self.text)?);
+        }
+        let text = app.ranks().share(ranks, || read_text(&self.text))?;
+        Ok(eval::documents_of(text.as_bytes(), &self.text)?)
+    }
+
+    /// Makes sure that all ranks read these tokens. Error: one reads others.
+    fn same(&self, app: &App, tokens: &[u32]) -> Result<()> {
+        app.ranks().same("text", &format!("{} tokens of {}", tokens.len(), self.text.display()), &tokens)
+    }
+
     /// Tokens of the windows that were asked for.
     fn most_tokens(&self) -> usize {
         let windows = self.max_windows.and_then(|most| usize::try_from(most).ok());

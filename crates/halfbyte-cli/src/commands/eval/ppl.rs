@@ -49,10 +49,11 @@ struct Perplexity {
 /// Prints the perplexity.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let cpu = app.cpu()?;
-    let documents = eval::documents(&args.windows.text)?;
+    let documents = args.windows.documents(app, args.load.tp.into())?;
     let model = args.load.load(app, &args.model)?;
     let (tokenizer, most) = (tokenizer(&args.model)?, args.windows.most_tokens());
     let tokens = eval::first_tokens(&tokenizer, &documents, model.config().bos, most)?;
+    args.windows.same(app, &tokens)?;
     let progress = Progress::new(app, "scoring", Unit::Things("windows"));
     let cooperate = interrupt::cooperate();
     let bos = model.config().bos;

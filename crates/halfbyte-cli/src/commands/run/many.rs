@@ -39,6 +39,7 @@ pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
         tokenizer.encode_prompt_within(prompt, config.bos, limit).map_err(|e| of_line(file, at, e))
     };
     let prompts = prompts.lines().enumerate().map(encode).collect::<Result<Vec<Vec<u32>>>>()?;
+    app.ranks().same("prompts", &format!("{} texts", prompts.len()), &prompts)?;
     if let Some(line) = prompts.iter().position(Vec::is_empty) {
         return Err(Failure::new(
             Exit::Input,
@@ -94,9 +95,9 @@ pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
     Ok(())
 }
 
-/// A text as one line: line breaks are \n, and backslashes are two.
+/// A text as one line: line breaks are \n and \r, and backslashes are two.
 fn in_a_line(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('\n', "\\n")
+    text.replace('\\', "\\\\").replace('\n', "\\n").replace('\r', "\\r")
 }
 
 /// What is wrong with the prompt of a line, from 0.
@@ -144,4 +145,14 @@ fn text(
     }
     let finish = handle.finish().map_or("cancelled", report::name);
     Ok(Some(Text { index, text: tokenizer.decode(&tokens)?, tokens, finish, prompt_tokens }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_one_line_for_every_reader() {
+        assert_eq!(in_a_line("a\r\nb\\n\rc"), "a\\r\\nb\\\\n\\rc");
+    }
 }

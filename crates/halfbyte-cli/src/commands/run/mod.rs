@@ -30,9 +30,9 @@ pub struct Args {
     /// Read the prompt from a file (- for standard input).
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Continue each line of a file (- for standard input), many at a time. Lines are taken as they are, backslashes too; of what is
-    /// written each text is a line, with line breaks as \n and backslashes as two, or with --json an object a line with index, text,
-    /// tokens, finish and prompt_tokens.
+    /// Continue each line of a file (- for standard input), many at a time. Lines end with \n or \r\n and are else taken as they are,
+    /// backslashes too; of what is written each text is a line, with line breaks as \n and \r and backslashes as two, or with --json an
+    /// object a line with index, text, tokens, finish and prompt_tokens.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "chat", "stop", "stream", "logprobs"])]
     prompts: Option<PathBuf>,
     /// With --prompts: texts at a time, at most [default: 16].
@@ -41,7 +41,7 @@ pub struct Args {
     /// With --prompts: room for keys and values of this many tokens of all texts together [default: what they need].
     #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "file", "chat"], value_parser = clap::value_parser!(u32).range(1..))]
     positions: Option<u32>,
-    /// With --prompts: each text has the very bits that it has alone; slower.
+    /// With --prompts: each text has the very bits that it has alone, as `run` reads it; slower.
     #[arg(long, conflicts_with_all = ["prompt", "file", "chat"])]
     batch_invariant: bool,
     /// Talk, by the model's chat template: each line of standard input is what the user says, until its end.
@@ -125,6 +125,7 @@ fn continue_prompt(args: &Args, app: &App) -> Result<()> {
     let (model, tokenizer, start, laps) = args.load.start_with_tokenizer(app, &args.model)?;
     let config = model.config();
     let ids = tokenizer.encode_prompt_within(&prompt, config.bos, config.spec.max_context)?;
+    app.ranks().same("prompt", &format!("{} tokens", ids.len()), &ids)?;
     let max_tokens = args.max_tokens.unwrap_or(128);
     let context = ids.len().saturating_add(max_tokens).min(config.spec.max_context);
     let mut session = Session::new(&model, &cpu, context)?;
