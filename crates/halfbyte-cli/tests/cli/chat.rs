@@ -63,6 +63,26 @@ fn a_conversation_reads_what_is_new_only() {
     fails(2, &["run", &m, "-p", "x", "--system", "Be brief."]);
 }
 
+/// Where no room is left, the message is one that can be followed: nobody can shorten what was said.
+#[test]
+fn a_conversation_that_is_full_says_so() {
+    let here = TempDir::new().unwrap();
+    let copy = copy_of_model(here.path());
+    fs::write(copy.join("chat_template.jinja"), TEMPLATE).unwrap();
+    let m = copy.display().to_string();
+    for tp in ["1", "2"] {
+        let args = ["run", &m, "--chat", "-n", "30", "--context", "48", "--tp", tp, "--quiet"];
+        let mut child =
+            halfbyte(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"read a file\nwrite it to another place\nclose\n").unwrap();
+        let out = child.wait_with_output().unwrap();
+        let error = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(3), "{error}");
+        assert!(error.contains("no room for this turn") && error.contains("more --context"), "{error}");
+        assert!(!text(&out.stdout).is_empty());
+    }
+}
+
 #[test]
 fn a_conversation_goes_on_with_tools() {
     let here = TempDir::new().unwrap();

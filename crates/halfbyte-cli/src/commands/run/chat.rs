@@ -46,18 +46,34 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         max_tokens,
     };
     let waits = args.messages.is_some() && conversation.messages.last().is_some_and(|last| last.role() != "assistant");
+    let no_room = |why: Error| {
+        let help = match context < longest {
+            true => format!("begin a new conversation, say less, or give more --context: the model takes {longest}"),
+            false => "begin a new conversation, or say less: the model takes no more".to_owned(),
+        };
+        let exit = if said.is_some() || waits { Exit::Usage } else { Exit::Input };
+        Failure::new(exit, "the conversation has no room for this turn", why.to_string(), help)
+    };
     let mut answer = |said: Option<String>| {
+        let before = conversation.messages.len();
         conversation.messages.extend(said.map(|said| Message::new("user", said)));
         let text = template.render(&conversation, true)?;
         // The template writes the token that begins a text, where the model wants one.
-        let ids = tokenizer.encode_within(&text, context)?;
+        let ids = match tokenizer.encode_within(&text, context) {
+            Err(why @ (Error::ContextFull { .. } | Error::TextTooLong { .. })) => {
+                conversation.messages.truncate(before);
+                return Ok(Err(no_room(why)));
+            }
+            ids => ids?,
+        };
+        app.ranks().same("conversation", &format!("{} tokens", ids.len()), &ids)?;
         let answer = writer.write(&mut session, &ids, &end_tokens)?;
         conversation.push(Message::new("assistant", answer));
-        Ok(())
+        Ok(Ok(()))
     };
-    match said {
-        Some(said) => answer(Some(said)),
-        None if waits => answer(None),
+    match &said {
+        Some(said) => answer(Some(said.clone()))?,
+        None if waits => answer(None)?,
         None => lines(app, args.load.tp.into(), &mut |said| answer(Some(said))),
     }
 }
@@ -100,34 +116,47 @@ fn template(path: &Path, config: &Config, tokenizer: &Tokenizer) -> Result<ChatT
     })
 }
 
-/// Each line of the first rank's standard input that is not empty, until its end.
-fn lines(app: &App, ranks: usize, answer: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
+/// Each line of the first rank's standard input that is not empty, until its end. `answer` fails, or tells of a turn that it did not take:
+/// at a terminal the next one may be said then.
+fn lines(app: &App, ranks: usize, answer: &mut dyn FnMut(String) -> Result<Result<()>>) -> Result<()> {
+    let talks = app.ranks().share(ranks, || Ok(io::stdin().is_terminal().to_string()))? == true.to_string();
     loop {
         let line = app.ranks().share(ranks, || line(app))?;
         if line.is_empty() {
             return Ok(());
         }
         let line = line.trim_end_matches(['\n', '\r']);
-        if !line.trim().is_empty() {
-            answer(line.to_owned())?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        match answer(line.to_owned())? {
+            // Told, and no reason to end.
+            Err(failure) if talks => drop(failure.report(app.json())),
+            taken => taken?,
         }
     }
 }
 
-/// The next line of standard input, with its end; nothing behind the last.
+/// The next line of standard input, with its end; nothing behind the last. At a terminal what is no text may be said again.
 fn line(app: &App) -> Result<String> {
     let refuse = |cause: String| {
         Failure::new(Exit::Input, "cannot read standard input", cause, "each line is one turn, in UTF-8")
     };
-    if io::stdin().is_terminal() && !app.quiet() {
-        write_error("> ");
+    let terminal = io::stdin().is_terminal();
+    loop {
+        if terminal && !app.quiet() {
+            write_error("> ");
+        }
+        let (mut input, mut line) = (io::stdin().lock(), Vec::new());
+        let read = input.by_ref().take(LONGEST_LINE + 1).read_until(b'\n', &mut line);
+        if read.map_err(|e| refuse(e.to_string()))? as u64 > LONGEST_LINE {
+            return Err(refuse(format!("expected lines of at most {LONGEST_LINE} bytes, got a longer one")));
+        }
+        match String::from_utf8(line).map_err(|e| refuse(format!("expected UTF-8: {e}"))) {
+            Err(failure) if terminal => drop(failure.report(app.json())),
+            line => return line,
+        }
     }
-    let (mut input, mut line) = (io::stdin().lock(), Vec::new());
-    let read = input.by_ref().take(LONGEST_LINE + 1).read_until(b'\n', &mut line);
-    if read.map_err(|e| refuse(e.to_string()))? as u64 > LONGEST_LINE {
-        return Err(refuse(format!("expected lines of at most {LONGEST_LINE} bytes, got a longer one")));
-    }
-    String::from_utf8(line).map_err(|e| refuse(format!("expected UTF-8: {e}")))
 }
 
 #[cfg(test)]
