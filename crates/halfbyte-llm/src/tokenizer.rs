@@ -90,6 +90,15 @@ impl Tokenizer {
         Ok(Self { inner, texts, begins })
     }
 
+    /// The same without a memory of words: else each thread that cuts texts keeps the first 10,000 words that it sees with their tokens, up
+    /// to 80 MB where clients think of long ones. Ids are the same; texts of many words that come again take longer.
+    pub fn without_memory(mut self) -> Self {
+        let mut model = self.inner.get_model().clone();
+        model.resize_cache(0);
+        self.inner.with_model(model);
+        self
+    }
+
     /// Ids of a text, without special tokens around it. Errors: what the tokenizer refuses, among it a text that its
     /// replacements may make too long.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {

@@ -60,7 +60,8 @@ impl Served {
         Ok(Self {
             name: name.to_owned(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            tokenizer,
+            // Texts are cut by as many threads as there are requests, of words that clients think of.
+            tokenizer: tokenizer.without_memory(),
             template,
             bos,
             end_tokens,
@@ -73,7 +74,7 @@ impl Served {
         })
     }
 
-    /// Tokens that a prompt and its answer may have together.
+    /// Tokens that a prompt and its answer may have together; the last one of an answer comes on top, as nobody reads it.
     pub fn context(&self) -> usize {
         self.engine.queue().map_or(0, |queue| queue.longest_prompt())
     }

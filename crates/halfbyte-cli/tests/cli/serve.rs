@@ -63,6 +63,40 @@ fn post(path: &str, body: &str) -> String {
     )
 }
 
+/// Words that never come again are not kept: of texts that are too long, which are cut into tokens and nothing else.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_does_not_grow_with_the_words_of_clients() {
+    let server = Running::start(&["-q", "--positions", "1024", &model()]);
+    let resident = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() >> 10
+    };
+    let mut state = 1u64;
+    let mut word = || -> String {
+        let mut letter = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            char::from(b'a' + (state >> 33) as u8 % 26)
+        };
+        (0..230).map(|_| letter()).collect()
+    };
+    let mut ask = |requests: usize| {
+        for _ in 0..requests {
+            let prompt = (0..40).map(|_| word()).collect::<Vec<_>>().join(" ");
+            let answer = server.ask(&post("/v1/completions", &format!(r#"{{"prompt": "{prompt}", "max_tokens": 1}}"#)));
+            assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("context"), "{answer}");
+        }
+    };
+    ask(10);
+    let before = resident();
+    ask(100);
+    let after = resident();
+    // 4,000 words, of which each would take some 5 kB.
+    assert!(after < before + 8, "from {before} to {after} MB");
+    server.terminate();
+}
+
 #[cfg(unix)]
 #[test]
 fn a_server_answers_is_measured_and_ends_by_a_signal() {

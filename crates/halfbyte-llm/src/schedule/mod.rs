@@ -346,6 +346,12 @@ impl<'m> Scheduler<'m> {
             None => (texts.begin(), 0),
         };
         let (age, len) = (live.age, live.tokens.len());
+        // Pages of texts that have ended, and of those whose readers are behind, are taken only where that makes room enough.
+        let stays = running.iter().filter(|other| !other.writer.is_full()).filter_map(|other| other.text);
+        let staying: Vec<TextId> = stays.chain([text]).collect();
+        if texts.missing_pages(text, len) > texts.pages() - texts.pages_of(&staying) {
+            return texts.end(text).map(|()| false);
+        }
         while self.texts.missing_pages(text, len) > self.texts.free_pages() {
             if !self.prefixes.evict(self.texts.as_mut())? && !self.preempt(|live| live.writer.is_full())? {
                 self.texts.end(text)?;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{LoadOptions, Sampling};
+use halfbyte::cpu::attention::PAGE_LENGTH;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -325,6 +326,32 @@ fn beginnings_are_shared_and_a_chunk_is_the_most_that_a_step_reads_of_prompts() 
     }
     while scheduler.step().unwrap() {}
     assert_eq!((third.rest().unwrap(), joins.rest().unwrap().len()), (want, 1));
+    all_pages_return(&mut scheduler);
+}
+
+/// A text that has to wait whatever is let go keeps nobody from finding a beginning there.
+#[test]
+fn beginnings_are_not_thrown_away_for_a_text_that_cannot_run_yet() {
+    let (cpu, model) = model();
+    let options = Options { positions: 8 * PAGE_LENGTH, ..Options::default() };
+    let (mut scheduler, queue) = Scheduler::new(&model, &cpu, options).unwrap();
+    let mut ended = queue.submit(request(0, 2 * PAGE_LENGTH + 1, 1)).unwrap();
+    while scheduler.step().unwrap() {}
+    let kept = |scheduler: &Scheduler<'_>| {
+        let Counts { pages, free_pages, used_pages, .. } = scheduler.counts();
+        pages - free_pages - used_pages
+    };
+    assert_eq!((kept(&scheduler), ended.rest().unwrap().len()), (2, 1));
+    // Four pages run, and grow to five; with all others, kept or free, there are too few for the five of the next.
+    let mut runs = queue.submit(request(1, 4 * PAGE_LENGTH - 20, 30)).unwrap();
+    while runs.unread() < 2 {
+        assert!(scheduler.step().unwrap());
+    }
+    let mut waits = queue.submit(request(2, 5 * PAGE_LENGTH, 1)).unwrap();
+    assert!(scheduler.step().unwrap());
+    assert_eq!((scheduler.counts().waiting, kept(&scheduler)), (1, 2));
+    while scheduler.step().unwrap() {}
+    assert_eq!((runs.rest().unwrap().len(), waits.rest().unwrap().len()), (30, 1));
     all_pages_return(&mut scheduler);
 }
 

@@ -28,7 +28,8 @@ pub async fn submit_all(job: &Job, asks: &Arc<Vec<Ask>>, n: usize) -> Result<Vec
     }
     let (served, asks) = (job.served.clone(), asks.clone());
     let all = move || {
-        let each = asks.iter().zip(&grammars).flat_map(|both| (0..n as u64).map(move |index| (both, index)));
+        // No two texts of a request have the same seed, those of equal prompts neither.
+        let each = asks.iter().zip(&grammars).flat_map(|both| std::iter::repeat_n(both, n)).zip(0..);
         each.map(|((ask, grammar), index)| submit(&served, ask, grammar.as_ref(), index)).collect::<Result<Vec<_>, _>>()
     };
     super::blocking(all).await

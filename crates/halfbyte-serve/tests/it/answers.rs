@@ -73,6 +73,9 @@ async fn draws_penalties_biases_and_logarithms() {
     assert!(drawn[0] != drawn[1] || drawn[1] != drawn[2]);
     let free = (texts(&ask(json!({"temperature": 2})).await), texts(&ask(json!({"temperature": 2})).await));
     assert_ne!(free.0, free.1);
+    // Equal prompts of a request are other texts too.
+    let equal = texts(&ask(json!({"prompt": ["def ", "def "], "n": 2, "temperature": 1.2, "max_tokens": 16})).await);
+    assert!(equal.len() == 4 && (0..4).all(|at| !equal[..at].contains(&equal[at])), "{equal:?}");
     // A bias that decides, penalties that let nothing come twice.
     let tokenizer = Tokenizer::from_folder(&crate::support::folder()).unwrap();
     let word = tokenizer.encode(" self").unwrap()[0];
