@@ -228,7 +228,8 @@ fn rotary_scaling_is_taken_from_where_it_counts() {
     let llama3 = |outside: Option<u64>, within: Option<u64>| {
         let mut scaling =
             json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
-        within.map(|original| scaling["original_max_position_embeddings"] = json!(original));
+        let within = within.map(|original| ("original_max_position_embeddings".to_owned(), json!(original)));
+        scaling.as_object_mut().unwrap().extend(within);
         let mut config = with(json!({"rope_scaling": scaling}));
         outside.map(|original| config.insert("original_max_position_embeddings".into(), json!(original)));
         rope_factors(&config).unwrap().unwrap()
