@@ -32,6 +32,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let template = template(&args.model, config, &tokenizer)?;
     let mut end_tokens = config.eos.clone();
     end_tokens.extend(template.tokens().eos.as_deref().and_then(|token| tokenizer.id(token)));
+    let longest = config.spec.max_context;
     let context = args.context.map_or(room(&config.spec), |context| context as usize);
     let mut session = Session::new(&model, &cpu, context)?;
     let max_tokens = args.max_tokens.unwrap_or(1024);
