@@ -91,7 +91,7 @@ impl Tokenizer {
     }
 
     /// The same without a memory of words: else each thread that cuts texts keeps the first 10,000 words that it sees with their tokens, up
-    /// to 80 MB where clients think of long ones. Ids are the same; texts of many words that come again take longer.
+    /// to 80 MB where clients think of long ones. Ids are the same.
     pub fn without_memory(mut self) -> Self {
         let mut model = self.inner.get_model().clone();
         model.resize_cache(0);

@@ -88,12 +88,12 @@ fn memory_does_not_grow_with_the_words_of_clients() {
             assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("context"), "{answer}");
         }
     };
-    ask(10);
+    ask(50);
     let before = resident();
-    ask(100);
+    ask(300);
     let after = resident();
-    // 4,000 words, of which each would take some 5 kB.
-    assert!(after < before + 8, "from {before} to {after} MB");
+    // 12,000 words, of which 10,000 would take some 5 kB each; the rest is an allocator's slack.
+    assert!(after < before + 24, "from {before} to {after} MB");
     server.terminate();
 }
 

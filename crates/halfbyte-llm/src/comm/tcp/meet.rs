@@ -68,7 +68,9 @@ impl Rendezvous {
             size => size,
         };
         let given = |name: &'static str| {
-            variable(name).ok_or_else(|| refuse(name, "a value, as WORLD_SIZE has one".to_owned(), "nothing"))
+            variable(name)
+                .filter(|value| !value.is_empty())
+                .ok_or_else(|| refuse(name, "a value, as WORLD_SIZE has one".to_owned(), "nothing"))
         };
         let rank = number("RANK", &given("RANK")?)?;
         if rank >= size {

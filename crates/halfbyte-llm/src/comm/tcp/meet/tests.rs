@@ -130,7 +130,7 @@ fn variables_of_launchers_are_read() {
     assert_eq!(of(&all).unwrap(), Some(Rendezvous { rank: 3, size: 4, address: "[::1]:29500".into() }));
     assert_eq!(of(&[]).unwrap(), None);
     assert_eq!(of(&[("WORLD_SIZE", "1")]).unwrap(), None);
-    for (i, wrong) in [(0, "four"), (0, ""), (0, "0"), (1, "4"), (1, "-1"), (3, "0"), (3, "70000")] {
+    for (i, wrong) in [(0, "four"), (0, ""), (0, "0"), (1, "4"), (1, "-1"), (2, ""), (3, "0"), (3, "70000")] {
         let mut all = all;
         all[i].1 = wrong;
         assert!(of(&all).unwrap_err().to_string().contains(all[i].0), "{}={wrong}", all[i].0);
