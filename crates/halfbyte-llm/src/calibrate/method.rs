@@ -37,10 +37,10 @@ pub trait Method: Sync {
     /// Quantises the layers of a group, in order.
     fn quantize(&self, layers: &Layers<'_>, format: WeightFormat) -> Result<Vec<Outcome>>;
 
-    /// How layers are rounded to nearest whose inputs are all zero, as those of experts that no token chose: nothing
-    /// can be chosen by them.
-    fn rounding(&self) -> Rtn {
-        Rtn::default()
+    /// How layers are rounded to nearest whose inputs are all zero, as those of experts that no token chose; none: the method
+    /// needs no inputs, and gets these layers too.
+    fn rounding(&self) -> Option<Rtn> {
+        None
     }
 
     /// Operations of [`Method::quantize`] on `[n, k]` weights, in any unit: estimates of time scale by it. As it stands, for
@@ -119,10 +119,6 @@ impl Method for RoundToNearest {
         format!("rtn {:?}", self.0)
     }
 
-    fn rounding(&self) -> Rtn {
-        self.0
-    }
-
     fn quantize(&self, layers: &Layers<'_>, format: WeightFormat) -> Result<Vec<Outcome>> {
         let k = layers.k();
         layers
@@ -170,8 +166,8 @@ impl Method for ByGptq {
         Needs { drift: self.correct.is_some(), ..Needs::default() }
     }
 
-    fn rounding(&self) -> Rtn {
-        Rtn { symmetric: self.gptq.symmetric, search: self.gptq.search }
+    fn rounding(&self) -> Option<Rtn> {
+        Some(Rtn { symmetric: self.gptq.symmetric, search: self.gptq.search })
     }
 
     fn quantize(&self, layers: &Layers<'_>, format: WeightFormat) -> Result<Vec<Outcome>> {
@@ -234,8 +230,8 @@ impl Method for ByAwq {
         block.iter().map(of_group).collect()
     }
 
-    fn rounding(&self) -> Rtn {
-        Rtn { symmetric: self.symmetric, search: false }
+    fn rounding(&self) -> Option<Rtn> {
+        Some(Rtn { symmetric: self.symmetric, search: false })
     }
 
     fn quantize(&self, layers: &Layers<'_>, format: WeightFormat) -> Result<Vec<Outcome>> {

@@ -409,9 +409,11 @@ pub(super) fn quantized(method: &dyn Method, layers: &Layers<'_>, format: Weight
     let name = &of_group[0].0;
     // An expert that no token chose, or what lies behind a layer of zeros.
     let unseen = layers.inputs.dead() == layers.k();
-    let rounding = RoundToNearest(method.rounding());
-    let method = if unseen { &rounding } else { method };
-    let outcomes = method.quantize(layers, format).map_err(|source| Error::Quantize { name: name.clone(), source })?;
+    let outcomes = match method.rounding().filter(|_| unseen) {
+        Some(rounding) => RoundToNearest(rounding).quantize(layers, format),
+        None => method.quantize(layers, format),
+    };
+    let outcomes = outcomes.map_err(|source| Error::Quantize { name: name.clone(), source })?;
     let fits = |outcome: &Outcome, shape: [usize; 2]| {
         outcome.weights.format() == format && [outcome.weights.n(), outcome.weights.k()] == shape
     };

@@ -293,7 +293,7 @@ fn layers_whose_inputs_are_all_zero_are_rounded_to_nearest() {
         let finished = case.run(method.as_ref(), |_| {}).unwrap();
         let report = finished.report().iter().find(|layer| layer.name == down).unwrap();
         assert_eq!((report.dead_columns, report.damping), (report.shape[1], None), "{}", method.settings());
-        let expected = rtn(floats.as_floats(), *shape, FORMAT, method.rounding()).unwrap();
+        let expected = rtn(floats.as_floats(), *shape, FORMAT, method.rounding().unwrap()).unwrap();
         assert!(finished.tensor(down).unwrap().unwrap() == expected, "{}", method.settings());
         finished.remove().unwrap();
     }
