@@ -264,27 +264,32 @@ pub struct Rounding {
 impl Rounding {
     /// Of a layer that is rounded to a format, or not. Errors: those of [`Rounding::new`]; options although nothing is rounded.
     pub fn of_layer(op: &str, search: bool, symmetric: &str, format: Option<WeightFormat>) -> PyResult<Self> {
-        match format {
-            Some(format) => Self::new(op, search, symmetric, format),
-            None if search || symmetric != "narrow" => {
-                invalid(op, "search and symmetric with floats and a format to round them to", "them without")
-            }
-            None => Ok(Self { rtn: Rtn::default() }),
+        if let Some(format) = format {
+            return Self::new(op, search, symmetric, format);
         }
+        if search || scale_of(op, symmetric)? != SymmetricScale::Narrow {
+            return invalid(op, "search and symmetric with floats and a format to round them to", "them without");
+        }
+        Ok(Self { rtn: Rtn::default() })
     }
 
     /// Errors: a name that is not one of them; a range for symmetric codes in a format whose codes are not.
     pub fn new(op: &str, search: bool, symmetric: &str, format: WeightFormat) -> PyResult<Self> {
-        let symmetric = match symmetric {
-            "narrow" => SymmetricScale::Narrow,
-            "full" if format.zero != Zero::Symmetric => {
-                let expected = "symmetric=\"full\" with codes that have no zero points and no offsets";
-                return invalid(op, expected, format_args!("it with {}", format.zero));
-            }
-            "full" => SymmetricScale::Full,
-            other => return invalid(op, "symmetric to be \"narrow\" or \"full\"", format_args!("{other:?}")),
-        };
+        let symmetric = scale_of(op, symmetric)?;
+        if symmetric == SymmetricScale::Full && format.zero != Zero::Symmetric {
+            let expected = "symmetric=\"full\" with codes that have no zero points and no offsets";
+            return invalid(op, expected, format_args!("it with {}", format.zero));
+        }
         Ok(Self { rtn: Rtn { symmetric, search } })
+    }
+}
+
+/// The range of symmetric codes by its name. Error: a name that is not one of them.
+fn scale_of(op: &str, name: &str) -> PyResult<SymmetricScale> {
+    match name {
+        "narrow" => Ok(SymmetricScale::Narrow),
+        "full" => Ok(SymmetricScale::Full),
+        other => invalid(op, "symmetric to be \"narrow\" or \"full\"", format_args!("{other:?}")),
     }
 }
 

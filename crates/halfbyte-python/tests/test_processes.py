@@ -85,7 +85,7 @@ def test_threads_that_were_set_quantise_and_pack() -> None:
         "before = threads()\n"
         "halfbyte.Linear(halfbyte.quantize(w, 'w4a16-g64', search=True))(w)\n"
         "codes, scales = halfbyte.paddle.weight_quantize(w.astype(np.float16), 'llm.int8', 80)\n"
-        "halfbyte.paddle.llm_int8_linear(w, codes, weight_scale=scales)\n"
+        "halfbyte.paddle.llm_int8_linear(w.astype(np.float16), codes, weight_scale=scales)\n"
         "assert threads() == before, (threads(), before)\n"
         "print('done')\n"
     )

@@ -131,7 +131,7 @@ def test_truth_values_are_no_numbers_and_numbers_no_truth_values() -> None:
         (lambda: model.generate("a", temperature=True), "temperature"),
         (lambda: model.generate("a", top_k=True), "top_k"),
     ):
-        with pytest.raises(TypeError, match=f"^{option}: expected .*, got a bool$"):
+        with pytest.raises(TypeError, match=f"(?m)^{option}: expected .*, got a bool$"):
             call()
     for call, message in (
         (lambda: halfbyte.Conv2d(kernel, stride=1.5), "stride: expected one number of 1 or more, or two, got float"),
@@ -140,7 +140,7 @@ def test_truth_values_are_no_numbers_and_numbers_no_truth_values() -> None:
         (lambda: halfbyte.Linear(W, format="w4a16", search=1), "search: expected True or False, got int"),
         (lambda: halfbyte.quantize(W, "w4a16", search=None), "search: expected True or False, got NoneType"),
     ):
-        with pytest.raises(TypeError, match=f"^{message}$"):
+        with pytest.raises(TypeError, match=f"(?m)^{message}$"):
             call()
     assert halfbyte.Conv2d(kernel, stride=np.int64(2), padding=[1, 1])(random((1, 4, 5, 5), 2)).shape == (1, 4, 3, 3)
     halfbyte.LinearInt8(codes, np.float32(0.1), x_scale=np.float32(1), y_scale=1)
