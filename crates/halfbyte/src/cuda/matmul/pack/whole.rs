@@ -27,7 +27,7 @@ impl Whole {
     pub(super) fn of(parts: &[&StoredTensor<'_>]) -> Result<Self> {
         let first = parts.first().ok_or_else(|| Error::invalid(OP, "at least one tensor", "none"))?;
         if let Some(other) = parts.iter().find(|part| !first.continues(part)) {
-            let describe = |part: &StoredTensor<'_>| format!("format {:?}, k {}", part.format(), part.k());
+            let describe = |part: &StoredTensor<'_>| format!("format {}, k {}", part.format(), part.k());
             let expected = format!("{} and the same group index everywhere", describe(first));
             return Err(Error::invalid(OP, expected, describe(other)));
         }
