@@ -18,6 +18,9 @@ use halfbyte::kv_pages::PAGE_LENGTH;
 use model::{Activations, Case, EPS, Layer, Mixture, Norm, round};
 use std::sync::Arc;
 
+/// A router times this has logits that no word of the kernel holds.
+const BEYOND: f32 = 1e30;
+
 /// Runs some steps, which are compared. Gives how many were: where two experts are about as good as each other, either may be chosen, and
 /// what follows in the text hangs on it.
 fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> usize {
@@ -64,6 +67,10 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> usize {
         };
         kernel.step(gpu, &bench.stream, step).unwrap();
         let got = bench.widened(normed.view(0..hidden));
+        if case.mixture.is_some_and(|mixture| mixture.scale >= BEYOND) {
+            assert!(got.iter().all(|v| v.is_nan()), "{:?} {:?}: logits are finite", case.sizes, case.mixture);
+            continue;
+        }
         let mut stream: Vec<f64> = embedding_values[token * hidden..][..hidden].iter().map(|&v| f64::from(v)).collect();
         let mut exact = stream.clone();
         let as_it_is = Activations::AsTheFormatHas;
@@ -241,6 +248,7 @@ fn steps_of_mixtures_of_experts_are_those_of_f64() {
                 top_k: 1 + random.below(experts.min(8)),
                 of_chosen: random.below(2) == 0,
                 router: [Float::F16, Float::BF16, Float::F32][random.below(3)],
+                scale: 1.0,
             };
             let case = Case {
                 mixture: Some(mixture),
@@ -252,6 +260,44 @@ fn steps_of_mixtures_of_experts_are_those_of_f64() {
                 ..Case::new(sizes, formats[round % formats.len()])
             };
             println!("{round}: {sizes:?} {mixture:?} {} {} {}", case.format, case.dtype, case.paged);
+            compared[0] += run(&gpu, &case, &mut random);
+            compared[1] += case.before + 3;
+        }
+        assert!(2 * compared[0] >= compared[1], "{} of {} steps were compared", compared[0], compared[1]);
+    }
+}
+
+/// Logits to which terms of both words give, then those of the second word alone, then those that neither holds.
+#[test]
+fn experts_are_chosen_by_logits_of_any_size() {
+    for gpu in gpus() {
+        if !gpu.caps().arch.is_hopper() {
+            continue;
+        }
+        let (mut random, mut compared) = (Random(82), [0; 2]);
+        for round in 0..12 {
+            let heads = Heads { heads: 4, kv_heads: 2, head_size: 64 };
+            let hidden = 128 * (2 + random.below(7));
+            let sizes = StepSizes { hidden, inner: 128 * (2 + random.below(3)), heads, pairs: 32, ropes: 1 };
+            // A block of rows gives terms of about 8 / √hidden times the scale, and the first word holds those below this.
+            let bits = (hidden / 16).ilog2() + 1;
+            let held = (31.0 - 2.0 * bits as f32).exp2();
+            let scale = held * (hidden as f32).sqrt() / 8.0;
+            let mixture = Mixture {
+                experts: [3, 16, 40][round % 3],
+                top_k: 1 + random.below(3),
+                of_chosen: random.below(2) == 0,
+                router: [Float::BF16, Float::F32][random.below(2)],
+                scale: [scale / 4.0, scale, 256.0 * scale, BEYOND][round / 3],
+            };
+            let case = Case {
+                mixture: Some(mixture),
+                dtype: [Float::F16, Float::BF16][random.below(2)],
+                before: 1,
+                paged: random.below(2) == 0,
+                ..Case::new(sizes, "w4a16-g128")
+            };
+            println!("{round}: {sizes:?} {mixture:?} {} {}", case.dtype, case.paged);
             compared[0] += run(&gpu, &case, &mut random);
             compared[1] += case.before + 3;
         }
@@ -329,6 +375,7 @@ fn steps_of_layers_with_norms_behind_are_those_of_f64() {
                 top_k: 2,
                 of_chosen: true,
                 router: [Float::F16, Float::F32][random.below(2)],
+                scale: 1.0,
             });
             let case = Case {
                 k_types,

@@ -38,6 +38,8 @@ pub(super) struct Mixture {
     pub(super) top_k: usize,
     pub(super) of_chosen: bool,
     pub(super) router: Float,
+    /// What makes numbers of the router larger: with 1 logits are of a few units.
+    pub(super) scale: f32,
 }
 
 /// Factors, and of a LayerNorm biases.
@@ -250,8 +252,8 @@ impl Layer {
         let mlp = |_| [product(random, [up, hidden], gated), product(random, [hidden, inner], false)];
         let mlps = (0..count).map(mlp).collect();
         let router = case.mixture.map(|mixture| {
-            // Logits of a few units: shares of which none is all.
-            let scale = 2.0 / (hidden as f32).sqrt();
+            // With a scale of 1 shares of which none is all.
+            let scale = mixture.scale * 2.0 / (hidden as f32).sqrt();
             let drawn: Vec<f32> = random.normals(mixture.experts * hidden).iter().map(|v| v * scale).collect();
             let values = rounded(&drawn, mixture.router);
             let on_device = bench.floats(&values, mixture.router);
@@ -299,7 +301,7 @@ impl Layer {
     }
 
     /// The same in f64: what attention gives and what the gate gives is rounded as it is in the kernel; the normed stream is not. Gives by
-    /// how much the last logit of a router that is chosen is above the first that is not.
+    /// how much the last logit of a router that is chosen is above the first that is not, of a router with a scale of 1.
     pub(super) fn step(
         &mut self,
         case: &Case,
@@ -382,15 +384,16 @@ impl Layer {
 impl Router {
     /// The experts of a token with their shares; by how much the last is ahead of the next.
     pub(super) fn of(&self, normed: &[f64]) -> (Vec<(usize, f64)>, f64) {
-        let Mixture { top_k, of_chosen, .. } = self.mixture;
+        let Mixture { top_k, of_chosen, scale, .. } = self.mixture;
         let rows = self.w.chunks_exact(normed.len());
         let logits: Vec<f64> = rows.map(|row| row.iter().zip(normed).map(|(w, x)| w * x).sum()).collect();
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
         let of_all = if of_chosen { &order[..top_k] } else { &order };
-        let sum: f64 = of_all.iter().map(|&expert| logits[expert].exp()).sum();
-        let chosen = order[..top_k].iter().map(|&expert| (expert, logits[expert].exp() / sum)).collect();
+        let weight = |expert: usize| (logits[expert] - logits[order[0]]).exp();
+        let sum: f64 = of_all.iter().map(|&expert| weight(expert)).sum();
+        let chosen = order[..top_k].iter().map(|&expert| (expert, weight(expert) / sum)).collect();
         let next = order.get(top_k).map_or(f64::NEG_INFINITY, |&next| logits[next]);
-        (chosen, logits[order[top_k - 1]] - next)
+        (chosen, (logits[order[top_k - 1]] - next) / f64::from(scale))
     }
 }
