@@ -160,7 +160,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
         m.queries()[(8 + h) * QUERY_ROW + e] = u16(pair(scaled - first_of(high), 0));
       } else {
         const u16 bits = u16(pair(value, 0));
-        (h == G ? keys : values)[u64(slot_of(p, now)) * HEAD + e] = bits;
+        (h == G ? keys : values)[u64(m.step()[3]) * HEAD + e] = bits;
         reinterpret_cast<u16*>(h == G ? m.key() : m.value())[e] = bits;
       }
     }

@@ -2,12 +2,14 @@
 // and values come through the rings that weights come through, before the weights of the product behind attention.
 #pragma once
 #include "hopper.cuh"
+#include "persistent_norms.cuh"
 #include "persistent_plan.cuh"
 
-// Where a position lies in the cache: in order, or in the pages of the text.
-DEV u32 slot_of(const Params& p, u32 position) {
+// The page of the text that a position lies in, which is asked for; where in the cache the position lies then, or where
+// its positions lie in order.
+DEV u32 page_of(const Params& p, u32 position) { return PAGED ? load_early(p.pages + position / PAGE_LENGTH) : 0; }
+DEV u32 slot_in(const Params& p, u32 page, u32 position) {
   if (!PAGED) return position;
-  const u32 page = __ldg(p.pages + position / PAGE_LENGTH);
   return min(page, u32(p.capacity / PAGE_LENGTH) - 1) * PAGE_LENGTH + position % PAGE_LENGTH;
 }
 // The first position that a layer's queries see.
@@ -47,19 +49,23 @@ static_assert(STAGES_OF_RUN <= STAGES, "stages for a run");
 static_assert(BOX_POSITIONS == HB_BOX_POSITIONS, "the boxes of the host's maps");
 DEV u32 boxes_of(u32 stage_address) { return (stage_address + 127) & ~127u; }
 
-// A warp's tiles that are still to be brought.
+// A warp's tiles that are still to be brought. Where each lies in pages is asked for a tile ahead, and kept of the first
+// one, which most layers begin with.
 struct Tiles {
   u32 tile = 0, to = 0, piece;
   u32 head, row;  // of all rows of the cache: where the kv head begins, the tile
+  u32 first = ~0u, page_of_first, coming;
   __device__ __forceinline__ bool left() const { return tile < to; }
   __device__ __forceinline__ void begin(const Params& p, u32 layer, u32 window, u32 position, u32 warp) {
     const PartOfBlock of(position, window);
     tile = of.from + TILE * warp, to = of.to, head = (layer * KV_HEADS + of.kv_head) * u32(p.capacity);
-    begin_tile(p);
+    if (!left()) return;
+    if (tile != first) first = tile, page_of_first = page_of(p, tile);
+    begin_tile(p, page_of_first);
   }
-  __device__ __forceinline__ void begin_tile(const Params& p) {
-    piece = 0;
-    if (left()) row = head + slot_of(p, tile);
+  __device__ __forceinline__ void begin_tile(const Params& p, u32 page) {
+    piece = 0, row = head + slot_in(p, page, tile);
+    if (tile + TILE * SLOTS < to) coming = page_of(p, tile + TILE * SLOTS);
   }
   // Rows behind the last position are whatever lies there, or zeros behind the cache.
   __device__ __forceinline__ void bring(const Params& p, const Cache& cache, u32 to_stage, u32 full) {
@@ -71,7 +77,7 @@ struct Tiles {
     for (u32 i = 0; i < RUNS_OF_STAGE; i++) copy_box(boxes_of(to_stage) + i * BOX, map, 64 * (run + i), first, full);
     if (++piece < 2 * PIECES) return;
     tile += TILE * SLOTS;
-    begin_tile(p);
+    if (left()) begin_tile(p, coming);
   }
 };
 

@@ -245,7 +245,7 @@ struct Shared {
   // Of a product: [row blocks][SUMS_OF_BLOCK].
   __device__ __forceinline__ Sums* sums() const { return at_shared<Sums>(X + X_OF_ALL); }
   __device__ __forceinline__ float* reduce() const { return at_shared<float>(REDUCE); }
-  // Of the step: its position, its set, where that begins.
+  // Of the step: its position, its set, where that begins; where the position lies in the cache.
   __device__ __forceinline__ u32* step() const { return at_shared<u32>(REDUCE + 64); }
   // The greatest |x| that each warp has.
   __device__ __forceinline__ u32* greatest() const { return at_shared<u32>(REDUCE + 80); }

@@ -207,7 +207,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   const u32 step = p.state[0], position = min(*p.position, u32(p.positions) - 1);  // the limit guards memory
   if (threadIdx.x < WARPS) m.turns()[threadIdx.x] = 0;
   const u64 of_set = u64(p.count + 1) * WORDS_OF_LAYER + u64(p.count) * PARTS_OF_LAYER;
-  if (threadIdx.x == 0) m.step()[0] = position, m.step()[1] = step, m.step()[2] = u32(step % SETS * of_set);
+  if (threadIdx.x == 0) {
+    m.step()[0] = position, m.step()[1] = step, m.step()[2] = u32(step % SETS * of_set);
+    m.step()[3] = slot_in(p, page_of(p, position), position);
+  }
   {  // the set of the step before, as far as that has used it
     u32* const other = p.words + (step + SETS - 1) % SETS * of_set;
     const u64 used = u64(p.count + 1) * WORDS_OF_LAYER + (p.state[1] > 1 ? u64(p.count) * PARTS_OF_LAYER : 0);
