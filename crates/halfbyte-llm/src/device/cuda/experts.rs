@@ -15,14 +15,11 @@ use crate::decoder::{Decoder, Experts, FeedForward, Mlp};
 use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
 use halfbyte::cuda::driver::Buffer;
-use halfbyte::cuda::nn::{self, ChosenRows, DenseCall, ExpertLayer, ExpertRoom, FloatBuffer};
+use halfbyte::cuda::nn::{self, ChosenRows, ExpertLayer, ExpertRoom, FloatBuffer};
 use halfbyte::cuda::sources::Instance;
 use halfbyte::kernel::Problem;
 use halfbyte::{Cuda, Float};
 use std::collections::HashSet;
-
-/// Rows up to which products of f32 are fast.
-const FEW_ROWS: usize = 16;
 
 /// All experts of a layer together; None: they are not gated, or have no kernel. Error: memory is short.
 pub(super) fn layer(
@@ -112,11 +109,8 @@ impl CudaModel {
 pub(super) struct Mixture {
     /// What the router reads, `[m, hidden]`: a choice should not turn on how products round their inputs.
     pub(super) exact: Buffer<f32>,
-    /// What rounding took off that.
-    rounding: FloatBuffer,
-    /// Of the router, `[m, experts]`, and a part of these.
+    /// Of the router, `[m, experts]`.
     logits: Buffer<f32>,
-    others: Buffer<f32>,
     /// The experts of each row, and their shares, `[m, top_k]`.
     ids: Buffer<u32>,
     shares: Buffer<f32>,
@@ -158,9 +152,7 @@ impl Mixture {
         let asks_host = model.expert_layers.iter().any(Option::is_none);
         Ok(Some(Self {
             exact: context.allocate(rows * hidden)?,
-            rounding: FloatBuffer::allocate(cuda.gpu(), model.activations, rows * hidden)?,
             logits: context.allocate(rows * experts)?,
-            others: context.allocate(rows * experts)?,
             ids: context.allocate(chosen)?,
             shares: context.allocate(chosen)?,
             room: if layers.is_empty() { None } else { Some(ExpertLayer::room(cuda, &layers, rows)?) },
@@ -220,30 +212,11 @@ impl State {
 
     /// The experts of each row, and their shares.
     fn route(&mut self, cuda: &Cuda, of: &Experts<OnCuda>, m: usize) -> Result<()> {
-        let Self { normed, part, mixture: Some(mixture), .. } = self else { return Err(no_room()) };
+        let Self { part, mixture: Some(mixture), .. } = self else { return Err(no_room()) };
         let (gpu, stream, hidden) = (&**cuda.gpu(), cuda.stream(), of.router.k());
         let (count, chosen) = (of.experts.len(), m * of.top_k);
-        let Mixture { exact, rounding, logits, others, ids, shares, .. } = mixture;
-        let read = exact.view().slice(0..m * hidden);
-        // A bias, which only floats can leave out, would be in both of the two products.
-        let without_bias = if of.router.has_bias() { of.router.dense() } else { None };
-        let added_twice = of.router.has_bias() && without_bias.is_none();
-        if m <= FEW_ROWS || normed.dtype() == Float::F32 || added_twice {
-            of.router.run(cuda, Input::Floats(read.into()), m, (logits, 0), part)?;
-        } else {
-            // As the sum of two products on tensor cores: of the rounded rows, and of what rounding has taken off.
-            of.router.run(cuda, Input::Floats(normed.view(0..m * hidden)), m, (logits, 0), part)?;
-            nn::rounding_error(gpu, stream, read, rounding.view_mut(0..m * hidden))?;
-            let x = rounding.view(0..m * hidden);
-            match without_bias {
-                None => of.router.run(cuda, Input::Floats(x), m, (others, 0), part)?,
-                Some(dense) => {
-                    let y = others.view_mut().slice(0..m * count).into();
-                    dense.forward(gpu, stream, DenseCall { x, m, bias: None, y })?;
-                }
-            }
-            nn::add_to(gpu, stream, logits.view_mut().slice(0..m * count), others.view().slice(0..m * count))?;
-        }
+        let Mixture { exact, logits, ids, shares, .. } = mixture;
+        of.router.run(cuda, Input::Floats(exact.view().slice(0..m * hidden).into()), m, (logits, 0), part)?;
         let of_chosen = of.routing == Routing::SoftmaxOfChosen;
         let to_shares = shares.view_mut().slice(0..chosen);
         let of_rows = logits.view().slice(0..m * count);

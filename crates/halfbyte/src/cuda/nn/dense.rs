@@ -3,17 +3,18 @@
 //! | name | rows | what it takes |
 //! |---|---|---|
 //! | `dense_rows_sm90` | 1 to 32 | Hopper, 128 outputs for each multiprocessor or more; else as `dense_rows_mma` |
+//! | `dense_tf32` | all | from sm_80 on: x in f32, W of 16 bits, whose rows begin at 16 bytes |
 //! | `dense_rows_mma` | 1 to 16 | tensor cores: x and W of one type of 16 bits, whose rows begin at 16 bytes; f16 from sm_75 on, bf16 from sm_80 |
 //! | `dense_rows` | 1 to 16 | everything |
 //! | `dense_cublaslt` | more | as `dense_rows_mma` |
 //! | `dense_mma` | more | as `dense_rows_mma`, where cuBLASLt was not found |
 //! | `dense_tiles` | more | everything |
 //!
-//! Up to 16 rows weights are read once, and a row has the same bits whatever the others are and however many; by `dense_rows_sm90` up to 32. All multiply
-//! without rounding and add up in f32, so that one bound holds for all. Each can be put into a stream that is being recorded.
+//! Up to 16 rows weights are read once, and a row has the same bits whatever the others are and however many; by `dense_rows_sm90` up to 32, by `dense_tf32`
+//! always. All multiply without rounding and add up in f32, so that one bound holds for all. Each can be put into a stream that is being recorded.
 
 use super::floats::{FloatBuffer, float_type};
-use super::{dense_rows_sm90, launch, overlapping, same_length};
+use super::{dense_rows_sm90, dense_tf32, launch, overlapping, same_length};
 use crate::cuda::cublaslt::{self, Matrices, alignment};
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View};
 use crate::cuda::matmul::finish::Finish;
@@ -78,13 +79,16 @@ pub(super) fn instances(arch: Arch, activates: bool) -> Vec<Instance> {
         [few, more, mma_instance(weights, activates)]
     });
     let all = of_any.into_iter().flatten().chain(of_halfs.flatten());
-    all.chain([tiles_instance(activates)]).chain(dense_rows_sm90::instances(arch, activates)).collect()
+    let of_files =
+        dense_rows_sm90::instances(arch, activates).into_iter().chain(dense_tf32::instances(arch, activates));
+    all.chain([tiles_instance(activates)]).chain(of_files).collect()
 }
 
 /// What computes a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     RowsSm90,
+    Tf32,
     RowsMma,
     Rows,
     CublasLt,
@@ -166,6 +170,7 @@ impl Dense {
     pub fn kernel(&self, gpu: &Gpu, m: usize, x: Float) -> &'static str {
         match self.way(&gpu.caps(), m, x) {
             Way::RowsSm90 => "dense_rows_sm90",
+            Way::Tf32 => "dense_tf32",
             Way::RowsMma => "dense_rows_mma",
             Way::Rows => "dense_rows",
             Way::CublasLt => "dense_cublaslt",
@@ -190,9 +195,11 @@ impl Dense {
 
     fn way(&self, caps: &Caps, m: usize, x: Float) -> Way {
         let halfs = x == self.data.dtype() && self.k.is_multiple_of(8) && caps.arch.multiplies(x);
+        let split = x == Float::F32 && self.data.dtype() != Float::F32 && self.k.is_multiple_of(8);
         let of_library = self.k > 0 && [m, self.n, self.k].iter().all(|&size| i32::try_from(size).is_ok());
         match (m, halfs) {
             (_, true) if dense_rows_sm90::takes(caps, [m, self.n, self.k]) => Way::RowsSm90,
+            _ if split && dense_tf32::serves(caps.arch) => Way::Tf32,
             (..=MOST_FEW_ROWS, true) => Way::RowsMma,
             (..=MOST_FEW_ROWS, false) => Way::Rows,
             (_, true) if caps.cublaslt && of_library => Way::CublasLt,
@@ -234,10 +241,10 @@ impl Dense {
         let aligned = call.x.pointer().is_multiple_of(16) && self.rows().pointer().is_multiple_of(16);
         let plain = call.bias.is_none() && activation == Activation::None;
         match self.way(&gpu.caps(), m, x) {
-            Way::RowsSm90 | Way::RowsMma if !aligned && m <= MOST_FEW_ROWS => {
+            Way::RowsSm90 | Way::Tf32 | Way::RowsMma if !aligned && m <= MOST_FEW_ROWS => {
                 self.by_kernel(gpu, stream, &call, activation, Way::Rows)
             }
-            Way::RowsSm90 | Way::CublasLt | Way::Mma if !aligned => {
+            Way::RowsSm90 | Way::Tf32 | Way::CublasLt | Way::Mma if !aligned => {
                 self.by_kernel(gpu, stream, &call, activation, Way::Tiles)
             }
             Way::CublasLt if workspace.is_some() || y == Float::F32 || plain && y == x => {
@@ -273,6 +280,7 @@ impl Dense {
         };
         let (instance, grid, shared_bytes) = match way {
             Way::RowsSm90 => return dense_rows_sm90::run(gpu, stream, &params, [call.x, w], [m, n, k], activates),
+            Way::Tf32 => return dense_tf32::run(gpu, stream, &params, w.dtype(), [m, n], activates),
             Way::RowsMma => {
                 let blocks = BLOCKS * gpu.caps().multiprocessors as usize;
                 let rows = if m <= 8 { 8 } else { MOST_FEW_ROWS };

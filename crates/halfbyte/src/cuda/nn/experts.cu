@@ -1,5 +1,5 @@
-// What a mixture of experts does beside its products: what rounding takes off the rows that a router reads, the choice
-// of experts, rows put together for each, and the sum of what the experts of a row have left.
+// What a mixture of experts does beside its products: the choice of experts, rows put together for each, and the sum of
+// what the experts of a row have left.
 #include "ampere.cuh"
 #include "floats.cuh"
 
@@ -81,23 +81,6 @@ __global__ void __launch_bounds__(32 * WARPS) route(const RouteParams p) {
     if (there) p.ids[to] = chosen, p.shares[to] = first == last ? share / sum : share;
   }
   for (u32 k = lane; k < last; k += 32) p.shares[u64(row) * p.top_k + k] /= sum;
-}
-
-// As `RoundingErrorParams` in experts.rs.
-struct RoundingErrorParams {
-  const float* from;
-  void* to;
-  u64 elements;
-  FloatType of_type;  // of what is left
-  u32 padding;  // of this struct
-};
-
-// What rounding takes off: to = from - rounded(from).
-__global__ void __launch_bounds__(THREADS) rounding_error(const RoundingErrorParams p) {
-  const u64 i = u64(blockIdx.x) * THREADS + threadIdx.x;
-  dependency_wait();
-  launch_dependents();
-  if (i < p.elements) store_float(p.to, i, p.from[i] - rounded(p.from[i], p.of_type), p.of_type);
 }
 
 // As `GatherParams` in experts.rs.

@@ -1,27 +1,25 @@
 //! Launches of `experts.cu`: what a mixture of experts does beside its products.
 
-use super::floats::float_type;
 use super::{launch, narrow, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
-use crate::tensor::Float;
 use bytemuck::Pod;
 
 static SOURCE: Source = Source {
     path: "nn/experts.cu",
     text: include_str!("experts.cu"),
-    parameters: &[RouteParams::LAYOUT, GatherParams::LAYOUT, CombineParams::LAYOUT, RoundingErrorParams::LAYOUT],
+    parameters: &[RouteParams::LAYOUT, GatherParams::LAYOUT, CombineParams::LAYOUT],
 };
 
 /// As in the source: of a block, and rows of one that chooses.
 const THREADS: u32 = 256;
 const WARPS: usize = 4;
 
-pub(super) fn instances() -> [Instance; 4] {
-    ["route", "gather", "combine_experts", "rounding_error"].map(|kernel| Instance::new(&SOURCE, kernel))
+pub(super) fn instances() -> [Instance; 3] {
+    ["route", "gather", "combine_experts"].map(|kernel| Instance::new(&SOURCE, kernel))
 }
 
 parameters! {
@@ -44,15 +42,6 @@ parameters! {
         width: u64,
         rows_of_from: u32,
         vectors: u32,
-    }
-
-    /// As in the source.
-    struct RoundingErrorParams {
-        from: u64,
-        to: u64,
-        elements: u64,
-        of_type: u32,
-        padding: u32,
     }
 
     /// As in the source.
@@ -167,27 +156,6 @@ pub fn combine_experts(
         padding: 0,
     };
     put(gpu, stream, 2, m, launch(OP, [m, width.div_ceil(4 * THREADS as usize), 1], THREADS, 0)?, &params)
-}
-
-/// `to = from − rounded(from)`, in to's type: a product with the rounded numbers and one with these add up to that of `from`, as if it
-/// had twice as many bits.
-///
-/// *Errors:* lengths that do not fit, f32.
-pub fn rounding_error(gpu: &Gpu, stream: &Stream, from: View<'_, f32>, to: FloatViewMut<'_>) -> Result<()> {
-    const OP: &str = "rounding_error";
-    same_length(OP, "to", Some(from.len()), to.len())?;
-    if to.dtype() == Float::F32 {
-        return Err(Error::invalid(OP, "a type of 16 bits", to.dtype().to_string()));
-    }
-    let params = RoundingErrorParams {
-        from: from.pointer(),
-        to: to.pointer(),
-        elements: from.len() as u64,
-        of_type: float_type(to.dtype()),
-        padding: 0,
-    };
-    let blocks = from.len().div_ceil(THREADS as usize);
-    put(gpu, stream, 3, blocks, launch(OP, [blocks, 1, 1], THREADS, 0)?, &params)
 }
 
 /// Puts one of the kernels into a stream, with its parameters, for rows of which there may be none.

@@ -208,12 +208,15 @@ fn few_rows_have_the_bits_of_each_alone() {
     for gpu in gpus() {
         let (bench, mut random) = (Bench::new(&gpu), Random(8));
         let many = 128 * gpu.caps().multiprocessors as usize + 200;
-        let cases = [(37, 1032, Float::F16), (300, 2048, Float::BF16), (20, 515, Float::F16), (19, 640, Float::F32)];
-        for (n, k, dtype) in cases.into_iter().chain([(many, 344, Float::BF16)]) {
-            let weight = dense(&bench, &rounded(&random.normals(n * k), dtype), dtype, [n, k]);
-            let mut x = rounded(&random.activations(16 * k), dtype);
+        let [f16, bf16, f32] = TYPES;
+        let alike = [(37, 1032, f16), (300, 2048, bf16), (20, 515, f16), (19, 640, f32), (many, 344, bf16)];
+        let alike = alike.map(|(n, k, dtype)| ([n, k], [dtype; 2]));
+        for ([n, k], [x_type, w_type]) in alike.into_iter().chain([([130, 2056], [f32, f16]), ([40, 384], [f32, bf16])])
+        {
+            let weight = dense(&bench, &rounded(&random.normals(n * k), w_type), w_type, [n, k]);
+            let mut x = rounded(&random.activations(16 * k), x_type);
             x[5 * k + 17] = f32::NAN;
-            let on_device = bench.floats(&x, dtype);
+            let on_device = bench.floats(&x, x_type);
             let run = |x: FloatView<'_>, m: usize| {
                 bench.output(Float::F32, m * n, &mut |y| {
                     weight.forward(&gpu, &bench.stream, DenseCall { x, m, bias: None, y }).unwrap();
@@ -286,6 +289,8 @@ fn what_multiplies_is_told_and_a_workspace_that_is_too_small_is_refused() {
             assert_eq!((weight.kernel(&gpu, 16, x), many(weight, x)), ("dense_rows", "dense_tiles"));
             assert_eq!(weight.workspace_bytes(&gpu, 17, [x, Float::F32]), 0);
         }
+        let of_singles = if caps.arch.number >= 80 { ["dense_tf32"; 2] } else { ["dense_rows", "dense_tiles"] };
+        assert_eq!([16, 17].map(|m| halfs.kernel(&gpu, m, Float::F32)), of_singles);
         assert_eq!(halfs.workspace_bytes(&gpu, 16, [Float::F16; 2]), 0);
         if of_many == "dense_cublaslt" {
             let x = bench.floats(&[1.0; 17 * 16], Float::F16);
@@ -294,6 +299,40 @@ fn what_multiplies_is_told_and_a_workspace_that_is_too_small_is_refused() {
             let call = DenseCall { x: whole(&x), m: 17, bias: None, y: y.view_mut(0..17 * 24) };
             let error = halfs.forward_activated(&gpu, &bench.stream, call, Activation::None, Some(&mut small));
             assert!(matches!(error, Err(Error::Invalid { op: "dense", .. })), "{error:?}");
+        }
+    }
+}
+
+/// Rows of f32 with weights of 16 bits: of any shape, numbers of any size among each other, the same bits however many rows there are, and
+/// what is infinite stays so.
+#[test]
+fn rows_of_singles_with_weights_of_16_bits_lose_nothing() {
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(11));
+        for i in 0..60 {
+            let (m, n, k) = (1 + random.below(90), 1 + random.below(200), 8 * (1 + random.below(400)));
+            let types = [Float::F32, TYPES[i % 2], TYPES[random.below(3)]];
+            let (biased, activation) = (random.below(2) == 0, [Activation::None, Activation::Relu][random.below(2)]);
+            let before = [0, 0, 0, 2][random.below(4)];
+            Case { shape: [m, n, k], types, biased, activation, before, room: false }.check(&bench, &mut random);
+        }
+        // Rows enough for large tiles, of which the first are alone, too.
+        let [m, n, k] = [3000, 136, 520];
+        let weight = dense(&bench, &rounded(&random.normals(n * k), Float::F16), Float::F16, [n, k]);
+        let mut x: Vec<f32> =
+            random.normals(m * k).iter().map(|v| v * (random.below(60) as f32 - 30.0).exp2()).collect();
+        x[k] = f32::INFINITY;
+        let on_device = bench.floats(&x, Float::F32);
+        let run = |m: usize| {
+            bench.output(Float::F32, m * n, &mut |y| {
+                let call = DenseCall { x: on_device.view(0..m * k), m, bias: None, y };
+                weight.forward(&gpu, &bench.stream, call).unwrap();
+            })
+        };
+        let (few, all) = (run(3), run(m));
+        assert!(few[n..2 * n].iter().all(|v| v.is_infinite()), "{:?}", &few[n..n + 8]);
+        if gpu.caps().arch.number >= 80 {
+            assert_eq!(bits(&few), bits(&all[..3 * n]));
         }
     }
 }

@@ -71,24 +71,6 @@ fn experts_are_those_with_the_greatest_logits() {
 }
 
 #[test]
-fn what_rounding_takes_off_is_what_is_left() {
-    for gpu in gpus() {
-        let (bench, mut random) = (Bench::new(&gpu), Random(35));
-        for (len, dtype) in [(1, Float::F16), (1000, Float::BF16), (70_001, Float::F16)] {
-            let x = random.activations(len);
-            let on_device = bench.upload(&x);
-            let got = bench.output(dtype, len, &mut |out| {
-                nn::rounding_error(&gpu, &bench.stream, on_device.view(), out).unwrap();
-            });
-            let want: Vec<f32> = x.iter().map(|&v| dtype.round(v - dtype.round(v))).collect();
-            assert_eq!(bits(&got), bits(&want));
-        }
-        let (x, mut out) = (bench.upload(&[1.0; 2]), bench.upload(&[0.0; 2]));
-        assert!(nn::rounding_error(&gpu, &bench.stream, x.view(), out.view_mut().into()).is_err());
-    }
-}
-
-#[test]
 fn rows_are_gathered_and_what_experts_leave_is_added_up() {
     for gpu in gpus() {
         let (bench, mut random) = (Bench::new(&gpu), Random(32));
