@@ -36,6 +36,13 @@ def to_json(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def told(message):
+    """What transformers tells a template of a message: no fields of None, and reasoning under the names that templates read."""
+    message = {name: value for name, value in message.items() if value is not None}
+    names = [name for name in ("reasoning_content", "thinking", "reasoning") if name in message]
+    return {"thinking": message[names[0]], **message, "reasoning_content": message[names[0]]} if names else message
+
+
 def turns(*contents, system=None):
     messages = [] if system is None else [{"role": "system", "content": system}]
     roles = ["user", "assistant"]
@@ -96,6 +103,11 @@ TOLD = [
     (TWICE, [WEATHER], None),
     (turns("Hello"), [], []),
 ]
+REASONED = [
+    turns("a") + [{"role": "assistant", "content": "b", name: "c"} | more]
+    for name in ("reasoning_content", "thinking", "reasoning")
+    for more in ({}, {"reasoning_content": None}, {"thinking": "d", "tool_calls": None}, {"content": None})
+]
 TOKENS = [{"bos_token": "<s>", "eos_token": "</s>"}, {"bos_token": "<bos>"}]
 
 
@@ -110,15 +122,16 @@ def main(folder):
         template = environment.from_string(path.read_text(encoding="utf-8"))
         for tokens in TOKENS:
             of_all = [(messages, None, None) for messages in CONVERSATIONS]
-            told = TOLD if path.stem.startswith(("tools", "documents")) else []
-            for messages, tools, documents in of_all + told:
+            more = TOLD if path.stem.startswith(("tools", "documents")) else []
+            more += [(messages, None, None) for messages in REASONED] if path.stem == "reasoning" else []
+            for messages, tools, documents in of_all + more:
                 for answer in (False, True):
                     case = {"template": path.name, "tokens": tokens, "messages": messages, "answer": answer}
                     given = {"tools": tools, "documents": documents}
                     case |= {name: value for name, value in given.items() if value is not None}
                     try:
                         case["text"] = template.render(
-                            messages=messages, add_generation_prompt=answer, **given, **tokens
+                            messages=[told(message) for message in messages], add_generation_prompt=answer, **given, **tokens
                         )
                     except TemplateError as error:
                         case["error"] = str(error)

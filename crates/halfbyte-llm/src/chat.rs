@@ -4,6 +4,7 @@
 //! (fuel), of recursion, and of the text that it writes.
 
 mod conversation;
+mod python;
 mod template;
 
 pub use conversation::{Conversation, Message};
@@ -91,12 +92,25 @@ impl ChatTemplate {
     /// The text of a conversation, with what begins an answer after it if that is asked for. It holds the token that begins a text
     /// where the model wants one: nothing is to be put before it.
     ///
+    /// Fields of messages that are null are left out, as in transformers; a template that refuses that is told of them as none.
     /// Errors: what the template refuses (`raise_exception`), a template that is wrong, or one that passes its bounds.
     pub fn render(&self, conversation: &Conversation, answer: bool) -> Result<String> {
-        let refuse = |what: String| Error::Chat { path: self.path.clone(), what };
+        let written = self.render_told(conversation, answer, false);
+        // DeepSeek R1's asks whether what calls tools says none, which for transformers, that leaves nulls out, is an error.
+        let again = written.is_err() && conversation.messages.iter().any(Message::has_nulls);
+        let written = if again { self.render_told(conversation, answer, true).or(written) } else { written };
+        written.map_err(|what| Error::Chat { path: self.path.clone(), what })
+    }
+
+    fn render_told(
+        &self,
+        conversation: &Conversation,
+        answer: bool,
+        nulls: bool,
+    ) -> std::result::Result<String, String> {
         let SpecialTokens { bos, eos, others } = &self.tokens;
         let Conversation { messages, tools, documents } = conversation;
-        let turns: Vec<Value> = messages.iter().map(|message| template::object(message.fields())).collect();
+        let turns: Vec<Value> = messages.iter().map(|message| template::object(&message.told(nulls))).collect();
         let all = context! {
             messages => turns,
             tools => tools.as_ref().map_or_else(|| Value::from(()), template::value),
@@ -108,7 +122,7 @@ impl ChatTemplate {
         let begin = bos.as_ref().map_or_else(|| context! {}, |bos| context! { bos_token => bos });
         let end = eos.as_ref().map_or_else(|| context! {}, |eos| context! { eos_token => eos });
         let others = Value::from_pairs(others.iter().map(|(name, token)| (name.as_str(), token.as_str())));
-        template::render(environment, conversation, context! { ..begin, ..end, ..all, ..others }).map_err(refuse)
+        template::render(environment, conversation, context! { ..begin, ..end, ..all, ..others })
     }
 }
 

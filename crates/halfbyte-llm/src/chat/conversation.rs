@@ -6,6 +6,9 @@ use halfbyte_checkpoint::json;
 use serde_json::{Map, Value};
 use std::path::Path;
 
+/// Names in use for what a model wrote before its answer, the first that is there counts.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
 /// One turn of a conversation: an object with a role and whatever else templates know, as `content`, `tool_calls`, `name`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message(Map<String, Value>);
@@ -43,6 +46,22 @@ impl Message {
 
     pub(super) fn fields(&self) -> &Map<String, Value> {
         &self.0
+    }
+
+    /// Whether a field of it is null.
+    pub(super) fn has_nulls(&self) -> bool {
+        self.0.values().any(Value::is_null)
+    }
+
+    /// What a template is told of it, as by transformers: fields of null are none, unless asked for, and what led to an answer has
+    /// both names that templates read, whichever of the three in use it came under.
+    pub(super) fn told(&self, nulls: bool) -> Map<String, Value> {
+        let told = self.0.iter().filter(|(_, value)| nulls || !value.is_null());
+        let told = told.map(|(name, value)| (name.clone(), value.clone()));
+        let reasoning = REASONING.iter().find_map(|name| self.0.get(*name).filter(|value| !value.is_null()));
+        let Some(reasoning) = reasoning else { return told.collect() };
+        let under = |name: &str| (name.to_owned(), reasoning.clone());
+        std::iter::once(under("thinking")).chain(told).chain([under("reasoning_content")]).collect()
     }
 }
 

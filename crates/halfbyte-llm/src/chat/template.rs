@@ -1,8 +1,8 @@
 //! The Jinja language as transformers sets it up for chat templates, within bounds.
 
-use super::Conversation;
+use super::{Conversation, python};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, Value};
 use regex::Regex;
 use std::fmt::Write as _;
@@ -51,22 +51,26 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     environment.set_syntax(syntax);
     environment.set_recursion_limit(RECURSION);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(python::method);
     environment.add_function("raise_exception", |what: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, what))
     });
     environment.add_function("strftime_now", |format: String| {
         let now = jiff::Zoned::now();
-        jiff::fmt::strtime::format(format, &now).map_err(|e| Error::new(ErrorKind::InvalidOperation, e.to_string()))
+        jiff::fmt::strtime::format(python::of_dates(&format), &now)
+            .map_err(|e| Error::new(ErrorKind::InvalidOperation, e.to_string()))
     });
     environment.add_filter("tojson", to_json);
+    environment.add_filter("string", python::string);
+    environment.add_filter("default", python::default);
+    environment.add_filter("d", python::default);
     // As in Jinja2: none is nothing to iterate over, and texts and objects are sequences too.
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_test("sequence", |value: &Value| {
         value.is_undefined() || matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
     });
-    environment.set_formatter(|out, state, value| match float(value) {
-        Some(number) => Ok(write!(out, "{}", of_float(number))?),
+    environment.set_formatter(|out, state, value| match python::float(value) {
+        Some(number) => Ok(write!(out, "{}", python::of_float(number))?),
         None => minijinja::escape_formatter(out, state, value),
     });
     // Jinja2 knows no other ends of lines.
@@ -189,34 +193,23 @@ fn without_marks(source: String) -> String {
     end.replace_all(&source, "{%$1 endif $2%}").into_owned()
 }
 
-/// A number that is no integer, also where it is whole.
-fn float(value: &Value) -> Option<f64> {
-    if value.is_number() && !value.is_integer() { f64::try_from(value.clone()).ok() } else { None }
-}
-
-/// A float as Python writes it: the shortest digits that are read back, with an exponent below 1e-4 and from 1e16 on.
-fn of_float(value: f64) -> String {
-    let text = format!("{value:e}");
-    let parts = text.split_once('e').and_then(|(digits, exponent)| Some((digits, exponent.parse::<i32>().ok()?)));
-    match parts {
-        Some((digits, exponent)) if !(-4..16).contains(&exponent) => {
-            let sign = if exponent < 0 { '-' } else { '+' };
-            format!("{digits}e{sign}{:02}", exponent.abs())
-        }
-        _ => format!("{value:?}"),
+/// As transformers does: Python's `json.dumps`, with characters beyond ASCII as they are unless it is told otherwise.
+fn to_json(value: &Value, given: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
+    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+    if given.len() > names.len() {
+        return Err(Error::from(ErrorKind::TooManyArguments));
     }
-}
-
-/// As transformers does: Python's `json.dumps` with `ensure_ascii=False`.
-fn to_json(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
-    let indent = match indent {
-        None => options.get("indent")?,
-        indent => indent,
+    let option = |name: &str| -> Result<Value, Error> {
+        let at = names.iter().position(|known| *known == name);
+        match at.and_then(|at| given.get(at)) {
+            Some(value) => Ok(value.clone()),
+            None if options.has(name) => options.get(name),
+            None => Ok(Value::from(())),
+        }
     };
-    let sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    let separators = options.get::<Option<Vec<String>>>("separators")?;
-    // What it says is so already.
-    let _ = options.get::<Option<bool>>("ensure_ascii")?;
+    let (ascii, sort_keys) = (option("ensure_ascii")?.is_true(), option("sort_keys")?.is_true());
+    let (indent,): (Option<usize>,) = from_args(&[option("indent")?])?;
+    let (separators,): (Option<Vec<String>>,) = from_args(&[option("separators")?])?;
     options.assert_all_used()?;
     let separators = match separators.as_deref() {
         None => [if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()],
@@ -229,13 +222,15 @@ fn to_json(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Valu
             format!("tojson: expected an indent of at most {DEEPEST}"),
         ));
     }
-    let mut json = Json { out: String::new(), indent, sort_keys, separators };
+    let mut json = Json { out: String::new(), ascii, indent, sort_keys, separators };
     json.write(value, 0)?;
     Ok(Value::from_safe_string(json.out))
 }
 
 struct Json {
     out: String,
+    /// Whether all but ASCII is escaped.
+    ascii: bool,
     indent: Option<usize>,
     sort_keys: bool,
     separators: [String; 2],
@@ -250,8 +245,8 @@ impl Json {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
             // A String takes everything.
-            ValueKind::Number => match float(value) {
-                Some(number) => self.out.push_str(&of_float(number)),
+            ValueKind::Number => match python::float(value) {
+                Some(number) => self.out.push_str(&python::of_float(number)),
                 None => drop(write!(self.out, "{value}")),
             },
             ValueKind::String => self.text(value.as_str().unwrap_or_default()),
@@ -261,10 +256,12 @@ impl Json {
                     keys.sort();
                 }
                 self.all(['{', '}'], keys, level, |json, key| {
-                    match key.as_str() {
-                        Some(text) => json.text(text),
-                        None => json.text(&key.to_string()),
-                    }
+                    json.text(&match (key.as_str(), python::float(key)) {
+                        (Some(text), _) => text.to_owned(),
+                        (None, Some(number)) => python::of_float(number),
+                        (None, None) if key.is_none() => "null".to_owned(),
+                        (None, None) => key.to_string().to_lowercase(),
+                    });
                     let separator = json.separators[1].clone();
                     json.out.push_str(&separator);
                     json.write(&value.get_item(key)?, level + 1)
@@ -321,7 +318,11 @@ impl Json {
                 '\t' => self.out.push_str("\\t"),
                 '\u{8}' => self.out.push_str("\\b"),
                 '\u{c}' => self.out.push_str("\\f"),
-                c if c < ' ' => drop(write!(self.out, "\\u{:04x}", u32::from(c))),
+                c if c < ' ' || self.ascii && c > '~' => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        let _ = write!(self.out, "\\u{unit:04x}");
+                    }
+                }
                 c => self.out.push(c),
             }
         }

@@ -156,6 +156,20 @@ fn a_folder_names_its_template_and_tokens() {
 }
 
 #[test]
+fn what_is_null_is_left_out_unless_the_template_asks_for_it() {
+    let message = |json: Value| Message::from_json(json).unwrap();
+    let call = message(json!({"role": "assistant", "content": null, "tool_calls": [{"id": "a"}]}));
+    let messages = [message(json!({"role": "user", "content": "u"})), call];
+    let written = |source: &str| template(source).unwrap().render_messages(&messages, false);
+    assert_eq!(written("[{{ messages[1].content }}] {{ 'content' in messages[1] }}").unwrap(), "[] False");
+    // As DeepSeek R1's: in transformers it is an error.
+    let asks = "{% if messages[1].content is none %}calls{% else %}{{ messages[1].content + '.' }}{% endif %}";
+    assert_eq!(written(asks).unwrap(), "calls");
+    let refused = written("{{ raise_exception('none' if 'content' in messages[1] else 'nothing') }}").unwrap_err();
+    assert!(refused.to_string().contains("nothing"), "{refused}");
+}
+
+#[test]
 fn conversations_are_read_from_json() {
     let here = tempfile::tempdir().unwrap();
     let path = here.path().join("conversation.json");
