@@ -152,6 +152,13 @@ impl Tokenizer {
         guarded(|| self.inner.decode(ids, !special)).map_err(Error::Tokenizer)
     }
 
+    /// Whether an id is left out of texts, whatever comes before and behind it: no token has it, or a special one and names of such
+    /// are not asked for.
+    fn says_nothing(&self, id: u32, special: bool) -> bool {
+        let is_special = |token: String| self.inner.get_added_vocabulary().is_special_token(&token);
+        self.inner.id_to_token(id).is_none_or(|token| !special && is_special(token))
+    }
+
     /// Number of tokens, the added ones included.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
@@ -234,6 +241,10 @@ impl DecodeStream<'_> {
 impl DecodeState {
     /// As [`DecodeStream::push`]; the tokenizer is the same each time.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
+        // As context it would stand for the beginning of a text, where decoders take spaces away.
+        if tokenizer.says_nothing(id, self.special) {
+            return Ok(String::new());
+        }
         self.ids.push(id);
         let text = tokenizer.decode_as(&self.ids, self.special)?;
         let certain = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
@@ -333,6 +344,39 @@ mod tests {
             assert_eq!(texts.least_tokens(&text) > 0, bounded);
         }
         assert_eq!(with(byte_level(true), json!({"type": "Lowercase"})).texts.least_tokens(&text), 0);
+    }
+
+    /// A tokenizer as SentencePiece's, of which few bytes have tokens, and no letter.
+    fn few_tokens() -> Value {
+        let vocab =
+            json!({"<unk>": 0, "</s>": 1, "\u{2581}a": 2, "\u{2581}b": 3, "<0xE4>": 4, "<0xB8>": 5, "<0xAD>": 6});
+        let special = |id: u32, content: &str| {
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+                "special": true})
+        };
+        json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+            "added_tokens": [special(0, "<unk>"), special(1, "</s>")],
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+                "fuse_unk": true, "byte_fallback": true, "ignore_merges": false, "vocab": vocab, "merges": []},
+        })
+    }
+
+    #[test]
+    fn special_tokens_in_a_stream_take_no_space_from_what_follows() {
+        let tokenizer = Tokenizer::from_bytes(few_tokens().to_string().into_bytes(), Path::new("t")).unwrap();
+        for ids in [&[2, 1, 3][..], &[1, 2, 1, 1, 3, 9, 3], &[2, 4, 1, 5, 9, 6, 3], &[4, 1, 3], &[9, 1]] {
+            for special in [false, true] {
+                let mut stream = tokenizer.stream_as(special);
+                let mut text: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+                text.push_str(&stream.finish().unwrap());
+                assert_eq!(text, tokenizer.decode_as(ids, special).unwrap(), "{ids:?}");
+            }
+        }
+        assert_eq!(tokenizer.decode(&[2, 1, 3]).unwrap(), "a b");
     }
 
     #[test]
