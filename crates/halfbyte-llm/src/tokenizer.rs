@@ -100,7 +100,7 @@ impl Tokenizer {
     }
 
     /// Ids of a text, without special tokens around it. Errors: what the tokenizer refuses, among it a text that its
-    /// replacements may make too long.
+    /// replacements may make too long, or with a run of white space too long for its regular expressions.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.encode_at_most(text, usize::MAX)
     }
@@ -133,6 +133,7 @@ impl Tokenizer {
             check(self.texts.least_tokens(text))?;
         }
         growth::check_text(self.texts.growth, text.len()).map_err(Error::Tokenizer)?;
+        self.texts.check_runs(text).map_err(Error::Tokenizer)?;
         let mut ids = Vec::new();
         for piece in self.texts.pieces(text, PIECE) {
             let encoding = guarded(|| self.inner.encode_fast(piece, false)).map_err(Error::Tokenizer)?;
@@ -344,6 +345,23 @@ mod tests {
             assert_eq!(texts.least_tokens(&text) > 0, bounded);
         }
         assert_eq!(with(byte_level(true), json!({"type": "Lowercase"})).texts.least_tokens(&text), 0);
+    }
+
+    #[test]
+    fn runs_that_expressions_cannot_pass_are_refused() {
+        let byte_level = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
+        let split = json!({"type": "Split", "pattern": {"Regex": parts::BETWEEN_WORDS[1]}, "behavior": "Isolated", "invert": false});
+        let by_split = with(json!({"type": "Sequence", "pretokenizers": [split, byte_level(false)]}), Value::Null);
+        let by_itself = with(byte_level(true), Value::Null);
+        let text = |c: &str, count: usize| format!("a{}a b", c.repeat(count));
+        for (c, of) in [(" ", "of white space"), ("A", "that are capital letters")] {
+            let ids = by_split.encode(&text(c, 500_000)).unwrap();
+            assert_eq!(by_split.decode(&ids).unwrap(), text(c, 500_000));
+            assert_eq!(ids[ids.len() - 1], by_split.encode(" b").unwrap()[0]);
+            let error = by_split.encode(&text(c, 500_001)).unwrap_err().to_string();
+            assert!(error.contains(&format!("at most 500000 characters {of} in a row, got 500001")), "{error}");
+            assert!(by_itself.encode(&text(c, 500_001)).is_ok());
+        }
     }
 
     /// A tokenizer as SentencePiece's, of which few bytes have tokens, and no letter.

@@ -38,7 +38,13 @@ pub(super) struct Texts {
     pub longest: Option<usize>,
     /// Whether what comes after a letter and begins with a space and a letter has the same tokens as it has alone.
     pub cut_between_words: bool,
+    /// Whether texts are cut by regular expressions that may go back over what they have passed.
+    pub goes_back: bool,
 }
+
+/// White space, or capital letters, in a row: over such runs expressions in the field go back, a step or two a character, and the
+/// library stops to cut a text, without a word, where a match takes more than a million steps.
+const LONGEST_RUN: usize = 500_000;
 
 /// Bytes of text that become one by Unicode's composition, at most.
 const COMPOSED: usize = 4;
@@ -65,7 +71,12 @@ impl Parts {
 
     /// What this says of texts.
     pub fn texts(&self) -> Texts {
-        Texts { growth: self.growth, longest: self.longest(), cut_between_words: self.cut_between_words() }
+        Texts {
+            growth: self.growth,
+            longest: self.longest(),
+            cut_between_words: self.cut_between_words(),
+            goes_back: has_regex(&self.pre_tokenizer),
+        }
     }
 
     /// A token stands for no more bytes than it has, if nothing of a text is dropped: every byte has a token, steps keep or
@@ -139,6 +150,25 @@ impl Texts {
         text.chars().filter(|c| !c.is_whitespace()).map(char::len_utf8).sum::<usize>().div_ceil(longest)
     }
 
+    /// Error: a run of characters that is too long to be cut.
+    pub fn check_runs(&self, text: &str) -> Result<(), String> {
+        if !self.goes_back || text.len() <= LONGEST_RUN {
+            return Ok(());
+        }
+        for (of, belongs) in [
+            ("of white space", char::is_whitespace as fn(char) -> bool),
+            ("that are capital letters", char::is_uppercase),
+        ] {
+            let longest = text.split(|c| !belongs(c)).map(|run| run.chars().count()).max().unwrap_or(0);
+            if longest > LONGEST_RUN {
+                return Err(format!(
+                    "expected a text of at most {LONGEST_RUN} characters {of} in a row, got {longest}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// A text in pieces of about this many bytes, if it may be cut; together they have the tokens of the whole.
     pub fn pieces<'t>(&self, mut text: &'t str, about: usize) -> impl Iterator<Item = &'t str> {
         let cut = self.cut_between_words;
@@ -181,6 +211,15 @@ fn steps<'a>(part: &'a Value, list: &str) -> Option<Vec<&'a Value>> {
         (Value::Null, _) => Some(Vec::new()),
         (_, "Sequence") => part[list].as_array().map(|steps| steps.iter().collect()),
         _ => Some(vec![part]),
+    }
+}
+
+/// Whether there is a regular expression in a part.
+fn has_regex(part: &Value) -> bool {
+    match part {
+        Value::Object(fields) => fields.contains_key("Regex") || fields.values().any(has_regex),
+        Value::Array(values) => values.iter().any(has_regex),
+        _ => false,
     }
 }
 
