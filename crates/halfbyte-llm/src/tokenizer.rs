@@ -15,6 +15,7 @@ use halfbyte_checkpoint::{Weights, json};
 use parts::Texts;
 use std::collections::HashMap;
 use std::path::Path;
+use tokenizers::{Encoding, PostProcessor, Token};
 
 /// Bytes of a text that are cut into tokens together where a text may be cut anywhere: a hundred times as much memory.
 const PIECE: usize = 1 << 16;
@@ -193,15 +194,11 @@ impl Tokenizer {
 
 /// The tokens that a tokenizer's post-processor puts before a text; None: it has none.
 fn begins(tokenizer: &tokenizers::Tokenizer) -> tokenizers::Result<Option<Vec<u32>>> {
-    if tokenizer.get_post_processor().is_none() {
-        return Ok(None);
-    }
-    let [with, without] = [true, false].map(|special| tokenizer.encode("a", special));
-    let (with, without) = (with?, without?);
-    let before = with.get_special_tokens_mask().iter().take_while(|special| **special == 1).count();
-    // A letter that is no token leaves nothing between those before and those behind.
-    let before = if without.is_empty() { 0 } else { before.min(with.len() - without.len()) };
-    Ok(Some(with.get_ids()[..before].to_vec()))
+    let Some(processor) = tokenizer.get_post_processor() else { return Ok(None) };
+    // A text of one token, which no vocabulary has.
+    let text = Encoding::from_tokens(vec![Token::new(u32::MAX, "a".to_owned(), (0, 1))], 0);
+    let around = processor.process(text, None, true)?;
+    Ok(Some(around.get_ids().iter().copied().take_while(|&id| id != u32::MAX).collect()))
 }
 
 /// Turns ids into text as they come, and holds back what may still change: a character whose last bytes are missing.
@@ -395,6 +392,19 @@ mod tests {
             }
         }
         assert_eq!(tokenizer.decode(&[2, 1, 3]).unwrap(), "a b");
+    }
+
+    #[test]
+    fn what_begins_a_prompt_depends_on_no_letter() {
+        let piece = |token: &str| json!({"SpecialToken": {"id": token, "type_id": 0}});
+        let token = |id: u32, token: &str| json!({"id": token, "ids": [id], "tokens": [token]});
+        let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+        let mut json = few_tokens();
+        json["post_processor"] = json!({"type": "TemplateProcessing", "single": [piece("<unk>"), text, piece("</s>")],
+            "pair": [text], "special_tokens": {"<unk>": token(0, "<unk>"), "</s>": token(1, "</s>")}});
+        let tokenizer = Tokenizer::from_bytes(json.to_string().into_bytes(), Path::new("t")).unwrap();
+        assert_eq!((tokenizer.encode("a").unwrap(), tokenizer.encode("中").unwrap()), (vec![], vec![4, 5, 6]));
+        assert_eq!(tokenizer.encode_prompt("中", Some(7)).unwrap(), [0, 4, 5, 6]);
     }
 
     #[test]
