@@ -69,13 +69,10 @@ impl Tokenizer {
 impl Spelling {
     fn bytes(self, token: &str, bytes_of: &HashMap<char, u8>) -> Vec<u8> {
         match self {
+            // A token with any other character stands for itself, all of it.
             Self::ByteLevel => {
-                let mut utf8 = [0; 4];
-                let bytes = token.chars().flat_map(|c| match bytes_of.get(&c) {
-                    Some(&byte) => vec![byte],
-                    None => c.encode_utf8(&mut utf8).as_bytes().to_vec(),
-                });
-                bytes.collect()
+                let bytes: Option<Vec<u8>> = token.chars().map(|c| bytes_of.get(&c).copied()).collect();
+                bytes.unwrap_or_else(|| token.as_bytes().to_vec())
             }
             Self::SentencePiece => {
                 let hex = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
@@ -121,6 +118,8 @@ mod tests {
             assert_eq!(bytes, text.as_bytes());
         }
         assert_eq!(byte_level().len(), 256);
+        let bytes = |token: &str| Spelling::ByteLevel.bytes(token, &byte_level());
+        assert_eq!((bytes("ĠÃ©"), bytes("Ġ中")), (" é".into(), "Ġ中".into()));
     }
 
     #[test]
