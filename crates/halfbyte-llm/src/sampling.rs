@@ -1,6 +1,6 @@
 //! From logits to the next token: the most likely one, or a draw.
 //!
-//! What changes logits or leaves tokens out comes in transformers' order: repetition penalty, the other penalties, biases, a
+//! What changes logits or leaves tokens out comes in transformers' order: biases, repetition penalty, the other penalties, a
 //! constraint, temperature, top-k, top-p, min-p.
 
 mod changes;
@@ -21,8 +21,8 @@ pub struct Sampling {
     pub top_p: f32,
     /// Draw from tokens whose probability is at least this part of the most likely one's; 0 for no limit.
     pub min_p: f32,
-    /// Logits of tokens that the text holds, the prompt's too, are divided by this if they are positive, else multiplied, before
-    /// anything else; 1 changes nothing. It changes which token is the most likely one.
+    /// Logits of tokens that the text holds, the prompt's too, are divided by this if they are positive, else multiplied, behind
+    /// biases and before anything else; 1 changes nothing. It changes which token is the most likely one.
     pub repetition_penalty: f32,
     /// Subtracted from a token's logit for each time that it was chosen; 0 changes nothing. The prompt does not count.
     pub frequency_penalty: f32,
@@ -90,7 +90,7 @@ impl Sampler {
         self.changes.saw(tokens);
     }
 
-    /// Adds these to the logits of tokens, after penalties. Errors: a bias that is NaN or plus infinity; minus infinity is a token
+    /// Adds these to the logits of tokens, before anything else. Errors: a bias that is NaN or plus infinity; minus infinity is a token
     /// that never comes.
     pub fn set_bias(&mut self, bias: Vec<(u32, f32)>) -> Result<()> {
         self.changes.set_bias(bias)

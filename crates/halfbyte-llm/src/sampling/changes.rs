@@ -1,4 +1,4 @@
-//! What changes logits before a token is chosen: penalties, biases, a constraint.
+//! What changes logits before a token is chosen: biases, penalties, a constraint.
 
 use super::Sampling;
 use crate::error::{Error, Result};
@@ -85,6 +85,11 @@ impl Changes {
     }
 
     pub fn apply(&mut self, logits: &mut [f32]) -> Result<()> {
+        for &(token, bias) in &self.bias {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit += bias;
+            }
+        }
         for &token in &self.seen {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit = if *logit > 0.0 { *logit / self.repetition } else { *logit * self.repetition };
@@ -93,11 +98,6 @@ impl Changes {
         for (&token, &times) in &self.written {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit -= self.frequency * times as f32 + self.presence;
-            }
-        }
-        for &(token, bias) in &self.bias {
-            if let Some(logit) = logits.get_mut(token as usize) {
-                *logit += bias;
             }
         }
         match &mut self.constraint {
@@ -148,6 +148,11 @@ mod tests {
         let options = Sampling { presence_penalty: -2.0, ..Sampling::default() };
         assert_eq!(choose(options, vec![(3, 100.0)]), [3; 6]);
         assert_eq!(choose(Sampling::default(), vec![(0, f32::NEG_INFINITY), (9, 1.0)]), [1; 6]);
+        // A bias comes first: 0.5 + 1.0 is halved, which leaves less than 0.9.
+        let mut sampler = Sampler::new(Sampling { repetition_penalty: 2.0, ..Sampling::default() }).unwrap();
+        sampler.set_bias(vec![(2, 1.0)]).unwrap();
+        sampler.saw(&[0, 2]);
+        assert_eq!(sampler.next(&logits).unwrap(), 1);
         for bias in [f32::NAN, f32::INFINITY] {
             assert!(Sampler::new(Sampling::default()).unwrap().set_bias(vec![(1, bias)]).is_err());
         }
