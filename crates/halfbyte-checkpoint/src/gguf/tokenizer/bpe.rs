@@ -10,6 +10,13 @@ use serde_json::{Map, Value, json};
 /// How GPT-2 cuts a text; what the tokenizers library's ByteLevel does with `use_regex`.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const DIGIT: &str = r"\p{N}";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BLOOM: &str = r" ?[^(\s|[.,!?…。，、।۔،])]+";
+/// The letters of scripts that have cases.
+const CASED: &str = "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕ\
+    ἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛ\
+    Ꜣ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+const CHINESE_AND_KOREAN: &str = r"[一-龥ࠀ-一가-퟿]+";
 
 /// Merges for each token, each of which takes far more memory than its bytes in the file; tokenizers in the field have 2.3
 /// at most.
@@ -30,23 +37,27 @@ struct Pre {
 /// The ways that are known. Source: `llm_tokenizer_bpe` in llama.cpp's llama-vocab.cpp, and the tokenizers of the models
 /// it names.
 const KNOWN: &[Pre] = &[
-    Pre { names: &["gpt-2", "phi-2", "mpt", "olmo", "jais"], cuts: &[GPT2], ignore_merges: false, add_bos: false },
     Pre {
-        names: &["llama-bpe", "llama3", "llama-v3"],
-        cuts: &[
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ],
+        names: &["gpt-2", "phi-2", "mpt", "olmo", "jais", "a.x-4.0", "mellum", "trillion"],
+        cuts: &[GPT2],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Pre {
+        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"],
+        cuts: &[LLAMA3],
         ignore_merges: true,
         add_bos: true,
     },
+    Pre { names: &["smaug-bpe"], cuts: &[LLAMA3], ignore_merges: false, add_bos: false },
     Pre {
-        names: &["smollm", "starcoder", "refact", "command-r", "codeshell"],
+        names: &["smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"],
         cuts: &[DIGIT, GPT2],
         ignore_merges: false,
         add_bos: false,
     },
     Pre {
-        names: &["qwen2", "stablelm2"],
+        names: &["qwen2", "stablelm2", "deepseek-r1-qwen", "megrez"],
         cuts: &[
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ],
@@ -65,6 +76,28 @@ const KNOWN: &[Pre] = &[
         names: &["gpt-4o", "llama4"],
         cuts: &[
             r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Pre {
+        names: &["deepseek-llm"],
+        cuts: &[r"[\r\n]", CASED, r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", CHINESE_AND_KOREAN, DIGIT],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Pre {
+        names: &["deepseek-coder"],
+        cuts: &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CHINESE_AND_KOREAN, DIGIT],
+        ignore_merges: false,
+        add_bos: false,
+    },
+    Pre { names: &["bloom", "poro-chat", "gpt3-finnish"], cuts: &[BLOOM], ignore_merges: false, add_bos: false },
+    Pre { names: &["viking"], cuts: &[BLOOM, DIGIT], ignore_merges: false, add_bos: false },
+    Pre {
+        names: &["seed-coder"],
+        cuts: &[
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
         ],
         ignore_merges: false,
         add_bos: false,

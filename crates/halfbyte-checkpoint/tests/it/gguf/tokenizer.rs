@@ -147,18 +147,42 @@ fn known_pre_tokenizers_cut_as_their_models_do() {
         pieces.into_iter().map(|(piece, _, _)| piece.replace('Ġ', "_").replace('Ċ', "/")).collect()
     };
     let text = "It'S 12345 a  b\n\n c=+(x),Ab";
-    let cases: [(&[&str], &[&str]); 6] = [
-        (&["gpt-2", "mpt", "olmo"], &["It", "'", "S", "_12345", "_a", "_", "_b", "//", "_c", "=+(", "x", "),", "Ab"]),
+    let cases: [(&[&str], &[&str]); 12] = [
         (
-            &["llama-bpe", "llama3", "llama-v3"],
+            &["gpt-2", "mpt", "olmo", "mellum"],
+            &["It", "'", "S", "_12345", "_a", "_", "_b", "//", "_c", "=+(", "x", "),", "Ab"],
+        ),
+        (
+            &["llama-bpe", "llama3", "llama-v3", "falcon3"],
             &["It", "'S", "_", "123", "45", "_a", "_", "_b", "//", "_c", "=+(", "x", "),", "Ab"],
         ),
         (
             &["smollm", "starcoder", "command-r"],
             &["It", "'", "S", "_", "1", "2", "3", "4", "5", "_a", "_", "_b", "//", "_c", "=+(", "x", "),", "Ab"],
         ),
-        (&["qwen2"], &["It", "'S", "_", "1", "2", "3", "4", "5", "_a", "_", "_b", "//", "_c", "=+(", "x", "),", "Ab"]),
+        (
+            &["qwen2", "deepseek-r1-qwen"],
+            &["It", "'S", "_", "1", "2", "3", "4", "5", "_a", "_", "_b", "//", "_c", "=+(", "x", "),", "Ab"],
+        ),
         (&["tekken"], &["It", "'S", "_", "1", "2", "3", "4", "5", "_a", "_", "_b", "//", "_c", "=+(", "x", "),", "Ab"]),
+        (&["smaug-bpe"], &["It", "'S", "_", "123", "45", "_a", "_", "_b", "//", "_c", "=+(", "x", "),", "Ab"]),
+        (
+            &["deepseek-llm"],
+            &["It", "'", "S", "_", "1", "2", "3", "4", "5", "_a", "_", "_b", "/", "/", "_c", "=+(", "x", "),", "Ab"],
+        ),
+        (
+            &["deepseek-coder"],
+            &[
+                "It", "'", "S", "_", "1", "2", "3", "4", "5", "_a", "_", "_b", "/", "/", "_c", "=+", "(", "x", "),",
+                "Ab",
+            ],
+        ),
+        (&["bloom", "poro-chat"], &["It'S", "_12345", "_a", "_", "_b", "//", "_c=+", "(", "x", "),", "Ab"]),
+        (&["viking"], &["It'S", "_", "1", "2", "3", "4", "5", "_a", "_", "_b", "//", "_c=+", "(", "x", "),", "Ab"]),
+        (
+            &["seed-coder"],
+            &["It", "'S", "_", "1", "2", "3", "4", "5", "_a", "_", "_b", "//", "_c", "=+(", "x", "),", "Ab"],
+        ),
         (&["default"], &["It", "'", "S", "_", "123", "45", "_a", "_", "_b", "//", "_c", "=+(", "x", "),", "Ab"]),
     ];
     let (mut header, json) = shipped();
@@ -174,7 +198,7 @@ fn known_pre_tokenizers_cut_as_their_models_do() {
     }
     // Without a name, what llama.cpp takes then; Llama 3's texts begin with a token unless the file says otherwise.
     set(&mut header, "pre", None);
-    assert_eq!(cut(&header, text), cases[5].1);
+    assert_eq!(cut(&header, text), cases[11].1);
     set(&mut header, "pre", Some(Meta::String("llama-bpe".into())));
     set(&mut header, "add_bos_token", None);
     assert_eq!(tokenizer_json(&header).unwrap()["post_processor"]["type"], "TemplateProcessing");
