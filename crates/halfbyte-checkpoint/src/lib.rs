@@ -22,6 +22,7 @@ pub mod config;
 mod contents;
 mod cut;
 pub mod error;
+mod exact;
 mod experts;
 pub mod files;
 mod finding;

@@ -2,12 +2,13 @@
 
 use crate::cut::Cut;
 use crate::error::Result;
+use crate::exact;
 use crate::folder::Part;
 use crate::gguf::{follow_from, is_frequencies};
 use crate::safetensors::DType;
 use crate::safetensors::FloatData;
 use crate::scheme::{LinearWeight, ModuleKind, Weights};
-use halfbyte::{QTensor, Zeros};
+use halfbyte::QTensor;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
@@ -271,21 +272,12 @@ impl<'a> Numbers<'a> {
         }
     }
 
-    /// Element `i`, exactly: a product of a float and a code has 33 bits at most.
-    fn get(&self, i: usize) -> f64 {
+    /// Element `i`, exactly: the nearest f64, and what is left of it.
+    fn get(&self, i: usize) -> [f64; 2] {
         match self {
-            Numbers::Quantized(q) => {
-                let (row, column) = (i / q.k(), i % q.k());
-                let g = row * q.groups() + q.group_of(column);
-                let (scale, code) = (f64::from(q.scales()[g]), f64::from(q.codes()[i]));
-                match q.zeros() {
-                    Zeros::Symmetric => scale * (code - f64::from(q.format().middle())),
-                    Zeros::Integer(zeros) => scale * (code - f64::from(zeros[g])),
-                    Zeros::Float(offsets) => scale * code + f64::from(offsets[g]),
-                }
-            }
-            Numbers::Floats(floats, _) => f64::from(floats.as_floats().get(i)),
-            Numbers::Bytes(bytes, ..) => f64::from(bytes[i]),
+            Numbers::Quantized(q) => exact::element(q, i),
+            Numbers::Floats(floats, _) => [f64::from(floats.as_floats().get(i)), 0.0],
+            Numbers::Bytes(bytes, ..) => [f64::from(bytes[i]), 0.0],
         }
     }
 }
@@ -320,11 +312,12 @@ fn difference(
             let (mut differing, mut worst) = (0, None::<(f64, usize)>);
             for i in piece * PIECE..len.min((piece + 1) * PIECE) {
                 let (x, y) = (a.get(i), b.get(other(i)));
-                if x == y || (x.is_nan() && y.is_nan()) {
+                if x == y || (x[0].is_nan() && y[0].is_nan()) {
                     continue;
                 }
                 differing += 1;
-                let distance = if (x - y).is_nan() { f64::INFINITY } else { (x - y).abs() };
+                let distance = (x[0] - y[0] + (x[1] - y[1])).abs();
+                let distance = if distance.is_nan() { f64::INFINITY } else { distance };
                 if worst.is_none_or(|(largest, _)| distance > largest) {
                     worst = Some((distance, i));
                 }
@@ -341,6 +334,6 @@ fn difference(
         types,
         elements,
         largest: Some(largest),
-        at: Some((i as u64, a.get(i), b.get(other(i)))),
+        at: Some((i as u64, a.get(i)[0], b.get(other(i))[0])),
     })
 }
