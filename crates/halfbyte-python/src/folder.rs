@@ -71,6 +71,8 @@ pub fn _convert(
         "bytes": converted.written.tensor_bytes,
         "modules": converted.written.quantized,
         "requantized": converted.requantized,
+        "made_dense": converted.made_dense,
+        "left_out": converted.written.left_out,
         "findings": converted.written.findings,
     });
     Ok(text_of(&told)?)

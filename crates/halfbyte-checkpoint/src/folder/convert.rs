@@ -1,5 +1,6 @@
 //! A model in another form of files: the same numbers, or a refusal.
 
+use super::dense::first_not_in_f32;
 use super::part::refuse_part;
 use super::quantized::{Quantization, write_model};
 use super::{Job, Linear, Written, linears};
@@ -34,15 +35,17 @@ const SEARCH: Rtn = Rtn { symmetric: SymmetricScale::Narrow, search: true };
 pub struct Converted {
     /// The folder.
     pub written: Written,
-    /// Modules that were rounded again, each with what did not fit.
+    /// Modules that were rounded again, each with what did not fit; also those that became dense whose numbers f32 does
+    /// not hold.
     pub requantized: Vec<(String, String)>,
     /// Modules that are quantised in the source and dense here: embeddings and heads for which the form has no format.
     pub made_dense: Vec<String>,
 }
 
 /// Writes a quantised model in another form. Every weight stands for exactly the number that it stood for, unless
-/// [`Conversion::requantize`] allows otherwise. Embeddings become dense where the form has no quantised ones, heads where
-/// it has none of their format, in GGUF where its blocks do not have their numbers: see [`Converted::made_dense`].
+/// [`Conversion::requantize`] allows otherwise. Embeddings become dense where the form has no quantised ones (GGUF and our
+/// own have), heads where it has none of their format, in GGUF where its blocks do not have their numbers: see
+/// [`Converted::made_dense`].
 ///
 /// *Errors:* a source in which nothing is quantised (for GGUF it may be dense), or that is the part of a rank; bits or groups that
 /// were asked for and that the form has not; a module whose numbers the form cannot hold, with the first of them; otherwise as
@@ -85,27 +88,35 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
                 _ => Ok(asked),
             }
         });
-        // Only GGUF has quantised embeddings; a head is one product among others if it fits as it is, or GGUF's blocks have its
-        // numbers.
+        // Only GGUF and our own form have quantised embeddings; a head is one product among others if it fits as it is, or
+        // GGUF's blocks have its numbers.
         let stays = match (&nearest, target) {
+            (Ok(nearest), Target::Native) if module.is_embedding() => *nearest == format,
             (Ok(nearest), _) if *nearest == wanted => target == Target::Gguf || !module.is_embedding(),
             (Ok(nearest), Target::Gguf) if module.is_head() => is_exact(source, module.name, *nearest)?,
             _ => !(module.is_embedding() || module.is_head()),
         };
         stays.then_some(nearest).transpose().map_err(refuse)
     };
-    let (mut formats, mut made_dense) = (HashMap::new(), Vec::new());
+    let (mut formats, mut made_dense, mut requantized) = (HashMap::new(), Vec::new(), Vec::new());
     for module in linears(source)? {
         if let Some(format) = choose(&module)? {
             formats.insert(module.name, format);
         } else if module.source.is_some() {
+            if let Some(value) = first_not_in_f32(source, module.name)? {
+                let reason = format!("it would be dense, in f32, and {value} is not exact in it");
+                if !requantize {
+                    return Err(unrepresentable(module.name, target.name())(reason));
+                }
+                requantized.push((module.name.to_owned(), reason));
+            }
             made_dense.push(module.name.to_owned());
         }
     }
     if formats.is_empty() && target != Target::Gguf {
         return Err(Error::invalid("convert", "a model with quantised layers", "none"));
     }
-    let (mut requantized, mut refused) = (Vec::new(), None);
+    let mut refused = None;
     let quantization = Quantization {
         target,
         format: &mut |module| formats.get(module.name).copied(),

@@ -5,6 +5,7 @@ use super::staging::Staging;
 use super::{Job, Step, Written, check_side_files, complete, dense_config, linears, owners, write_steps};
 use crate::contents::odd_values;
 use crate::error::{Error, Result};
+use crate::exact;
 use crate::safetensors::{self, DType, TensorSpec, cast_floats};
 use crate::scheme::{LinearWeight, Weights};
 use half::{bf16, f16};
@@ -87,6 +88,17 @@ pub(super) fn floats_of(source: &Weights, name: &str, dtype: Float) -> Result<Ve
         LinearWeight::Quantized(q) => dequantized(&q, dtype, name),
         LinearWeight::Dense { floats, .. } => converted(floats.as_floats(), dtype, name),
     }
+}
+
+/// The first number that a module stands for and f32 does not hold; None if it holds all of them.
+pub(super) fn first_not_in_f32(source: &Weights, name: &str) -> Result<Option<f64>> {
+    let weight = source.load_linear(name)?.weight;
+    source.release(name);
+    let LinearWeight::Quantized(q) = weight else { return Ok(None) };
+    let fits = |[value, rest]: [f64; 2]| rest == 0.0 && (f64::from(value as f32) == value || value.is_nan());
+    let elements = (0..q.codes().len()).into_par_iter().with_min_len(1 << 14);
+    let first = elements.find_first(|&i| !fits(exact::element(&q, i)));
+    Ok(first.map(|i| exact::element(&q, i)[0]))
 }
 
 /// Says the type in the field that the config has for it: `dtype` since transformers 5, `torch_dtype` before.

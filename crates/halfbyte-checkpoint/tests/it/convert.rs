@@ -435,6 +435,45 @@ fn modules_that_become_dense_are_told_and_heads_of_whole_blocks_do_not() {
         assert!(compare(&path(head), &path(&file)).equal(), "{head}");
     }
     assert_eq!(change(&path("w4a16.gguf"), "same.gguf", Target::Gguf), [""; 0]);
-    // The embedding of a GGUF file.
-    assert_eq!(change(&testdata("gguf/tiny_llama.gguf"), "native", Target::Native), ["model.embed_tokens"]);
+    // The embedding of a GGUF file, which our own form holds too.
+    let gguf = testdata("gguf/tiny_llama.gguf");
+    assert_eq!(change(&gguf, "native", Target::Native), [""; 0]);
+    assert!(compare(&gguf, &path("native")).equal());
+    // Other bits are asked for layers, not for tables.
+    let conversion =
+        Conversion { target: Target::Native, bits: Some(4), group: None, channel_scale: None, requantize: true };
+    let converted = convert(Job::new(&Weights::open(&gguf).unwrap(), &path("four")), conversion).unwrap();
+    assert_eq!(converted.made_dense, ["model.embed_tokens"]);
+}
+
+#[test]
+fn what_becomes_dense_is_exact_in_f32_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let (layers, head) = (format("w4a16-g128"), format("w4a16-g128-sf32"));
+    let quantization = Quantization {
+        target: Target::Native,
+        format: &mut |module| module.in_block().then_some(layers),
+        quantize: &mut |_, weight, format| match weight {
+            LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, Rtn::default()),
+            LinearWeight::Quantized(_) => unreachable!("the model is dense"),
+        },
+        dense: &mut |_| None,
+        untied: Some(Untied { embedding: "model.embed_tokens", format: head }),
+    };
+    write_model(Job::new(&Weights::open(crate::support::model()).unwrap(), &path("f32")), quantization).unwrap();
+    let source = Weights::open(path("f32")).unwrap();
+    let before = listing(dir.path());
+    let to = |requantize| {
+        let conversion = Conversion { target: Target::Awq, bits: None, group: None, channel_scale: None, requantize };
+        convert(Job::new(&source, &path("awq")), conversion)
+    };
+    assert_names(&text_of(to(false)), &["awq cannot hold", "lm_head", "dense, in f32", "is not exact in it"]);
+    assert_eq!(listing(dir.path()), before);
+    let converted = to(true).unwrap();
+    assert_eq!(converted.made_dense, ["lm_head"]);
+    let [(module, reason)] = converted.requantized.as_slice() else { panic!("{:?}", converted.requantized) };
+    assert_names(reason, &["is not exact in it"]);
+    let differing: Vec<_> = compare(&path("f32"), &path("awq")).differing.into_iter().map(|d| d.name).collect();
+    assert_eq!(differing, [format!("{module}.weight")]);
 }

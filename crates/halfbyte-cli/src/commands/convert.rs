@@ -64,7 +64,7 @@ struct Converted {
     bytes_after: u64,
     /// Quantised modules.
     modules: usize,
-    /// Those of them that were rounded again.
+    /// Modules that were rounded again, those that became dense among them.
     requantized: Vec<Requantized>,
     /// Modules that were quantised and are dense here, since the form has no such embeddings or heads.
     made_dense: Vec<String>,
@@ -205,7 +205,7 @@ fn for_ranks(args: &Args, ranks: usize, app: &App) -> Result<()> {
 }
 
 fn human(r: &Converted) -> String {
-    let exact = r.modules - r.requantized.len();
+    let exact = r.modules - r.requantized.iter().filter(|again| !r.made_dense.contains(&again.module)).count();
     let mut out = format!(
         "{}: {} of {} layers to {} without loss; tensors {} before, {} after, {:.1} s\n",
         path(&r.output),

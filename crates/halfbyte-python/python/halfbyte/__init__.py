@@ -86,7 +86,8 @@ def convert(
     overwrite: bool = False,
 ) -> dict[str, _Any]:
     """Writes a quantised model in another form of files, the same numbers: gptq, gptq_v1, gptq_v2, awq, compressed-tensors,
-    fpa_intb, fpa_intb_sm70, onnx, gguf or native. What the form cannot hold is a ValueError, or rounded to nearest again with ``requantize``."""
+    fpa_intb, fpa_intb_sm70, onnx, gguf or native. What the form cannot hold is a ValueError, or rounded to nearest again with ``requantize``.
+    ``requantized``, ``made_dense`` and ``left_out`` name what was not taken over as it is."""
     return _parsed(_convert(source, output, to, bits, group, two_level, requantize, overwrite))
 
 
