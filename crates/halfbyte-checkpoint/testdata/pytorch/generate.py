@@ -96,3 +96,17 @@ for name, golden in [("gptq_w4_act", "gptq_w4_g32_act"), ("gptq_w3", "gptq_w3_g3
     parts = [("qweight", "qweight"), ("v1.qzeros", "qzeros"), ("scales", "scales"), ("g_idx", "g_idx"), ("bias", "bias")]
     module = {f"model.layers.0.mlp.down_proj.{to}": tensors[part] for part, to in parts}
     torch.save(module, name + ".pt", **(LEGACY if name == "gptq_w3" else {}))
+
+# Modules of compressed-tensors, codes in bytes and in words, whose tensors are views.
+generator = torch.Generator().manual_seed(20261130)
+whole = {
+    "m.weight": torch.randint(-128, 128, (8, 16), dtype=torch.int8, generator=generator),
+    "m.weight_scale": torch.randn(8, 2, generator=generator).half(),
+    "m.weight_zero_point": torch.randint(-128, 128, (8, 2), dtype=torch.int8, generator=generator),
+    "p.weight_packed": torch.randint(-(2**31), 2**31, (8, 8), generator=generator).int(),
+    "p.weight_scale": torch.randn(8, 1, generator=generator).half(),
+    "p.weight_shape": torch.tensor([8, 64]),
+}
+strided = {name: torch.stack([tensor, tensor], -1)[..., 0] for name, tensor in whole.items()}
+assert not any(tensor.is_contiguous() for tensor in strided.values())
+save_file(save("compressed_views.pt", strided), "compressed_views.safetensors")

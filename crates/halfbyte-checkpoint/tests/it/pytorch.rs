@@ -188,6 +188,15 @@ fn gptq_without_a_config_is_read_by_its_shapes() {
     }
 }
 
+#[test]
+fn modules_are_read_from_views() {
+    let open = |name: &str| Weights::open(golden(name)).unwrap();
+    let (views, whole) = (open("compressed_views.pt"), open("compressed_views.safetensors"));
+    assert_eq!(whole.modules().len(), 2);
+    let found = verify(&views, &whole, &mut |_, _, _| true).unwrap();
+    assert!(found.equal() && found.elements == 8 * 16 + 8 * 64, "{found:?}");
+}
+
 /// A folder of a module with 192 inputs in two groups: twice 96, or 128 and 64.
 fn two_readings(config: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();

@@ -110,9 +110,9 @@ pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModul
         AwqVersion::Gemm => Codes::WordsAcross(weights.checkpoint().words(&name)?),
         AwqVersion::Gemv => Codes::WordsAlong(weights.checkpoint().words(&name)?),
         AwqVersion::GemvFast => {
-            let bytes = weights.checkpoint().bytes(&name)?;
+            let bytes = weights.checkpoint().data(&name)?;
             let layout = FpaIntB::Interleaved;
-            Codes::Rows(Arc::new(move |outputs, codes| layout.rows(bytes, outputs, [n, k], 4, codes)))
+            Codes::Rows(Arc::new(move |outputs, codes| layout.rows(&bytes, outputs, [n, k], 4, codes)))
         }
     };
     let tensor = StoredTensor::new(format, [n, k], codes, scales, zeros, None).map_err(Error::numbers(prefix))?;

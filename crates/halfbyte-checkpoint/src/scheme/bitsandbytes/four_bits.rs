@@ -171,7 +171,7 @@ fn state<'a>(checkpoint: &'a Checkpoint, prefix: &str) -> Result<(BitsAndBytesKi
         );
         return Err(Error::malformed(info.file, what));
     }
-    match serde_json::from_slice(checkpoint.bytes(info.name)?) {
+    match serde_json::from_slice(&checkpoint.data(info.name)?) {
         Ok(state) => Ok((kind, info, state)),
         Err(e) => {
             let what = format!("tensor `{}`: expected the JSON of a quant_state: {e}", info.name);
@@ -208,7 +208,7 @@ pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModul
     let mut module = examine(weights, prefix)?;
     let checkpoint = weights.checkpoint();
     let absmax = absmax(checkpoint, prefix, module.nested.as_ref())?;
-    let bytes = checkpoint.bytes(&format!("{prefix}.weight"))?;
+    let bytes = checkpoint.data(&format!("{prefix}.weight"))?;
     let (table, block) = (module.table(), module.block);
     let value = |i: usize| {
         let code = if i.is_multiple_of(2) { bytes[i / 2] >> 4 } else { bytes[i / 2] & 15 };
@@ -234,6 +234,6 @@ fn absmax(checkpoint: &Checkpoint, prefix: &str, nested: Option<&Nested>) -> Res
     let Some(Nested { block, offset }) = nested else { return Ok(checkpoint.floats(&name)?.to_f32()) };
     let part = |part: &str| Ok(checkpoint.floats(&format!("{prefix}.weight.{part}"))?.to_f32());
     let (table, outer): (Vec<f32>, Vec<f32>) = (part("nested_quant_map")?, part("nested_absmax")?);
-    let codes = checkpoint.bytes(&name)?.iter().enumerate();
-    Ok(codes.map(|(i, &code)| table[usize::from(code)] * outer[i / block] + offset).collect())
+    let codes = checkpoint.data(&name)?;
+    Ok(codes.iter().enumerate().map(|(i, &code)| table[usize::from(code)] * outer[i / block] + offset).collect())
 }

@@ -31,7 +31,7 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<(WeightFormat, 
 fn order(checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
     let Some(info) = checkpoint.get(&format!("{prefix}.weight_format")) else { return Ok(()) };
     let what = |got: String| format!("tensor `{}`: expected one U8 of 0 (codes row by row), got {got}", info.name);
-    match (info.dtype, checkpoint.bytes(info.name)?) {
+    match (info.dtype, &*checkpoint.data(info.name)?) {
         (DType::U8, [0]) => Ok(()),
         (DType::U8, [number]) => Err(Error::unsupported(info.file, what(number.to_string()))),
         _ => Err(Error::malformed(info.file, what(format!("{} {:?}", info.dtype, info.shape)))),
@@ -42,7 +42,7 @@ fn order(checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
 pub(super) fn load(weights: &Weights, prefix: &str) -> Result<StoredModule<'static>> {
     let (format, shape, findings) = examine(weights, prefix)?;
     let checkpoint = weights.checkpoint();
-    let codes = checkpoint.bytes(&format!("{prefix}.weight"))?.iter().map(|&code| code ^ 0x80).collect();
+    let codes = checkpoint.data(&format!("{prefix}.weight"))?.iter().map(|&code| code ^ 0x80).collect();
     let scales = checkpoint.floats(&format!("{prefix}.SCB"))?.to_f32().into_iter().map(|scb| scb / 127.0).collect();
     let tensor = QTensor::new(format, shape, codes, scales, Zeros::Symmetric, None).map_err(Error::numbers(prefix))?;
     Ok(StoredModule { weight: StoredWeight::Quantized(tensor.into()), findings })

@@ -12,7 +12,6 @@ use crate::safetensors::{DType, cast};
 use halfbyte::layout::codes::Codes;
 use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
 use halfbyte::{Group, WeightFormat, Zero};
-use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Where a module keeps its codes.
@@ -59,7 +58,7 @@ pub(super) fn load<'a>(weights: &'a Weights, prefix: &str, storage: Storage) -> 
                 Codes::Rows(Arc::new(move |rows, codes| packing.unpack(&words, k, rows, codes)))
             }
         }
-        None => Codes::Bytes { codes: Cow::Borrowed(checkpoint.bytes(&format!("{prefix}.weight"))?), flip: 0x80 },
+        None => Codes::Bytes { codes: checkpoint.data(&format!("{prefix}.weight"))?, flip: 0x80 },
     };
     let strides =
         if format.group == Group::Tensor { Strides::TENSOR } else { Strides::of_outputs(format.group.count(k)) };
@@ -152,7 +151,7 @@ impl<'a> Parts<'a> {
         let [rows, words] = matrix(self.checkpoint, &self.name("weight_packed"), DType::I32)?;
         let name = self.name("weight_shape");
         let info = self.checkpoint.info(&name)?;
-        let bytes = self.checkpoint.bytes(&name)?;
+        let bytes = self.checkpoint.data(&name)?;
         let shape: Option<Vec<usize>> = match info.dtype {
             DType::I64 => cast::<i64>(bytes).iter().map(|&d| usize::try_from(d).ok()).collect(),
             DType::I32 => cast::<i32>(bytes).iter().map(|&d| usize::try_from(d).ok()).collect(),
@@ -288,7 +287,7 @@ impl<'a> Parts<'a> {
         let scales = self.checkpoint.info(&self.name("weight_scale"))?;
         let zeros: Vec<u16> = match (info.dtype, info.shape, packing) {
             (DType::I8, shape, _) if shape == scales.shape => {
-                let signed = cast::<i8>(self.checkpoint.bytes(&name)?);
+                let signed = cast::<i8>(self.checkpoint.data(&name)?);
                 if let Some(zero) = signed.iter().find(|&&z| !(-middle..middle).contains(&i16::from(z))) {
                     let what =
                         format!("tensor `{name}`: expected zero points from {} to {}, got {zero}", -middle, middle - 1);

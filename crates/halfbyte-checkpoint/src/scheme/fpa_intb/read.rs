@@ -10,7 +10,6 @@ use crate::safetensors::DType;
 use halfbyte::layout::codes::{Codes, FpaIntB};
 use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
 use halfbyte::{Float, FloatData, Group, WeightFormat, Zero};
-use std::borrow::Cow;
 use std::sync::Arc;
 
 /// A module of which everything but its codes has been read.
@@ -109,10 +108,10 @@ pub(super) fn load_paddle<'a>(weights: &'a Weights, prefix: &str) -> Result<Stor
 
 fn stored<'a>(weights: &'a Weights, prefix: &str, module: Module<'a>) -> Result<StoredModule<'a>> {
     let Module { n, k, format, findings, codes, layout, scales, zeros } = module;
-    let bytes = weights.checkpoint().bytes(&codes)?;
+    let bytes = weights.checkpoint().data(&codes)?;
     let codes = match layout {
-        None => Codes::Bytes { codes: Cow::Borrowed(bytes), flip: 0x80 },
-        Some(layout) => Codes::Rows(Arc::new(move |rows, out| layout.rows(bytes, rows, [n, k], format.bits, out))),
+        None => Codes::Bytes { codes: bytes, flip: 0x80 },
+        Some(layout) => Codes::Rows(Arc::new(move |rows, out| layout.rows(&bytes, rows, [n, k], format.bits, out))),
     };
     let scales = (scales, Strides::of_groups(n));
     let tensor = StoredTensor::new(format, [n, k], codes, scales, zeros, None).map_err(Error::numbers(prefix))?;

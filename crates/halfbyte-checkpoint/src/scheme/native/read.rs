@@ -156,7 +156,7 @@ impl<'a> Parts<'a, '_> {
         if info.dtype != DType::I64 || !matches!(info.shape, [4 | 5]) {
             return self.unexpected("layout", EXPECTED);
         }
-        let numbers = cast::<i64>(self.checkpoint.bytes(&name)?);
+        let numbers = cast::<i64>(self.checkpoint.data(&name)?);
         let refuse = || {
             let what = format!("tensor `{name}`: expected {EXPECTED}, got {numbers:?}");
             Error::malformed(info.file, what)
@@ -187,7 +187,7 @@ impl<'a> Parts<'a, '_> {
 
     /// Scales of groups on two levels. Error: a factor that no zero point allows.
     fn products(&self, groups: usize) -> Result<Vec<f32>> {
-        let factors = self.checkpoint.bytes(&self.name("factors"))?;
+        let factors = self.checkpoint.data(&self.name("factors"))?;
         if let Some(factor) = factors.iter().find(|&&factor| !(1..=MOST_FACTOR).contains(&factor)) {
             return self.unexpected("factors", &format!("factors from 1 to {MOST_FACTOR}, not {factor},"));
         }
@@ -197,7 +197,7 @@ impl<'a> Parts<'a, '_> {
     }
 
     fn zero_points(&self, bits: u32) -> Result<Cow<'a, [u16]>> {
-        let bytes = self.checkpoint.bytes(&self.name("zero_points"))?;
+        let bytes = self.checkpoint.data(&self.name("zero_points"))?;
         Ok(match points(bits) {
             DType::U16 => cast::<u16>(bytes),
             _ => bytes.iter().map(|&zero| u16::from(zero)).collect(),
