@@ -215,8 +215,8 @@ fn add(entry: &TensorEntry, file: usize, by: Option<&Translation>, checkpoint: &
         return Ok(());
     }
     if let Some(order) = translation.order(name) {
-        if !shape[0].is_multiple_of(order.unit()) {
-            let what = format!("tensor `{name}`: expected heads of {} rows, got {}", order.unit(), shape[0]);
+        if !shape.first().is_some_and(|rows| rows.is_multiple_of(order.unit())) {
+            let what = format!("tensor `{name}`: expected heads of {} rows, got {shape:?}", order.unit());
             return Err(Error::malformed(&path(), what));
         }
         tensor.place = Place::Rows(range.clone(), order);

@@ -30,8 +30,8 @@ pub struct TensorSpec {
 /// Begins a GGUF file: metadata and tensors in the order given, data at multiples of 32 bytes.
 ///
 /// Errors: a key or a name that is empty or given twice, a `general.alignment` other than 32, a name too long for ggml, a
-/// shape of more than 4 dimensions, that overflows or whose rows are no whole blocks, a file that exists already, the
-/// system's refusal.
+/// shape of more than 4 dimensions or with one of 0, that overflows or whose rows are no whole blocks, a file that
+/// exists already, the system's refusal.
 pub fn create(path: impl AsRef<Path>, metadata: &[(String, Value)], tensors: &[TensorSpec]) -> Result<Writer> {
     let mut header = MAGIC.to_vec();
     header.extend(VERSION.to_le_bytes());
@@ -72,8 +72,9 @@ fn declare(tensor: &TensorSpec, offset: u64, header: &mut Vec<u8>) -> Result<usi
     if name.is_empty() || name.len() >= NAME_BYTES {
         return Err(Error::invalid(OP, format!("tensor names of 1 to {} bytes", NAME_BYTES - 1), format!("`{name}`")));
     }
-    let bytes = ggml_type.bytes_of(shape).filter(|_| shape.len() <= 4).ok_or_else(|| {
-        let expected = format!("up to 4 dimensions that fit memory, rows of whole blocks of {}", ggml_type.block_len());
+    let bytes = ggml_type.bytes_of(shape).filter(|_| shape.len() <= 4 && !shape.contains(&0)).ok_or_else(|| {
+        let block = ggml_type.block_len();
+        let expected = format!("up to 4 dimensions above 0 that fit memory, rows of whole blocks of {block}");
         Error::invalid(OP, expected, format!("`{name}` of {ggml_type} {shape:?}"))
     })?;
     write_string(name, header);

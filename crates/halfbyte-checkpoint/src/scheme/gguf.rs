@@ -91,6 +91,9 @@ fn block_of(format: WeightFormat) -> GgmlType {
     }
 }
 
+/// The embedding's name, whose rows have to be as many as the vocabulary.
+const EMBEDDING: &str = "token_embd.weight";
+
 /// End tokens that a file has places for: of a text, a turn and a message.
 const MOST_ENDS: usize = 3;
 
@@ -162,6 +165,7 @@ pub(crate) struct GgufForm {
     /// Further ones, by their names.
     named_templates: Vec<(String, String)>,
     head_dim: usize,
+    vocab_size: usize,
     /// Whether rows of q and k lie in pairs.
     paired_rows: bool,
     extra: Vec<(TensorSpec, Vec<u8>)>,
@@ -200,6 +204,7 @@ impl GgufForm {
             (spec, bytemuck::cast_slice(&factors).to_vec())
         });
         let head_dim = gguf::head_dim(&config)?;
+        let vocab_size = config.get("vocab_size").and_then(Value::as_u64).unwrap_or_default() as usize;
         let paired_rows = architecture_of(&config)?.rows == gguf::Rows::Paired;
         Ok(Self {
             config,
@@ -207,6 +212,7 @@ impl GgufForm {
             chat_template,
             named_templates,
             head_dim,
+            vocab_size,
             paired_rows,
             extra: extra.into_iter().collect(),
         })
@@ -216,6 +222,21 @@ impl GgufForm {
         gguf_name(hf).ok_or_else(|| {
             unrepresentable(hf, "gguf")("the models that GGUF is written of have no tensor of this name".into())
         })
+    }
+
+    /// Error: a tensor, of this name there, that readers refuse beside the config.
+    fn check_shape(&self, hf: &str, name: &str, shape: &[usize]) -> Result<()> {
+        let whole_heads = shape.first().is_some_and(|rows| rows.is_multiple_of(self.head_dim));
+        let expected = match name {
+            EMBEDDING if !matches!(*shape, [rows, _] if rows == self.vocab_size) => {
+                format!("the {} rows of vocab_size", self.vocab_size)
+            }
+            _ if self.paired_rows && has_paired_rows(name) && !whole_heads => {
+                format!("whole heads of {} rows", self.head_dim)
+            }
+            _ => return Ok(()),
+        };
+        Err(unrepresentable(hf, "gguf")(format!("expected {expected}, got {shape:?}")))
     }
 
     /// Rows in GGUF's order, for the tensor of this name there.
@@ -236,10 +257,7 @@ impl Form for GgufForm {
 
     fn pack(&self, module: &str, q: &QTensor, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let name = Self::name(&format!("{module}.weight"))?;
-        if self.paired_rows && has_paired_rows(&name) && !q.n().is_multiple_of(self.head_dim) {
-            let reason = format!("its {} rows are no whole heads of {}", q.n(), self.head_dim);
-            return Err(unrepresentable(module, "gguf")(reason));
-        }
+        self.check_shape(module, &name, &[q.n(), q.k()])?;
         let blocks = pack(module, block_of(q.format()), q)?;
         put(&self.in_order(&name, q.n(), Cow::Owned(blocks)))
     }
@@ -254,6 +272,7 @@ impl Form for GgufForm {
         if tensor.dtype.float().is_none() {
             return Err(unrepresentable(&tensor.name, "gguf")(format!("expected floats, got {}", tensor.dtype)));
         }
+        self.check_shape(&tensor.name, &name, &tensor.shape)?;
         let dtype = if tensor.shape.len() == 1 { DType::F32 } else { tensor.dtype };
         Ok(Some(TensorSpec { name, dtype, shape: tensor.shape.clone() }))
     }
@@ -275,7 +294,8 @@ impl Form for GgufForm {
             }
             _ => data,
         };
-        Ok(self.in_order(&Self::name(&tensor.name)?, tensor.shape[0], data))
+        let rows = tensor.shape.first().copied().unwrap_or(1);
+        Ok(self.in_order(&Self::name(&tensor.name)?, rows, data))
     }
 
     fn extra(&self) -> &[(TensorSpec, Vec<u8>)] {

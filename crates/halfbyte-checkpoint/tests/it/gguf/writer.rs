@@ -1,9 +1,11 @@
 //! The writer: what it writes is read back, whole or not at all.
 
 use super::tiny;
-use crate::support::{assert_names, listing, text_of};
-use halfbyte_checkpoint::Error;
+use crate::support::{assert_names, listing, taken, testdata, text_of, write_folder};
+use halfbyte::Float;
 use halfbyte_checkpoint::gguf::{Array, GgmlType, TensorSpec, Value, create, parse};
+use halfbyte_checkpoint::safetensors::DType;
+use halfbyte_checkpoint::{Checkpoint, Conversion, Error, Job, Target, Weights, convert, write_dense};
 use std::path::Path;
 
 fn spec(name: &str, ggml_type: GgmlType, shape: &[usize]) -> TensorSpec {
@@ -92,6 +94,7 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
         (begin(&[], &[spec(&"n".repeat(64), f32, &[1])]), "tensor names of 1 to 63 bytes"),
         (begin(&[], &[spec("t", f32, &[1]), spec("t", f32, &[1])]), "tensor names once each"),
         (begin(&[], &[spec("t", f32, &[1, 1, 1, 1, 1])]), "up to 4 dimensions"),
+        (begin(&[], &[spec("t", f32, &[2, 0])]), "dimensions above 0"),
         (begin(&[], &[spec("t", f32, &[usize::MAX, 2])]), "fit memory"),
         (begin(&[], &[spec("t", q4_0, &[2, 48])]), "whole blocks of 32"),
     ];
@@ -117,4 +120,57 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     assert!(matches!(create(Path::new("/"), &[], &[]), Err(Error::Invalid { .. })));
     assert!(matches!(create(dir.path().join("no/m.gguf"), &[], &[]), Err(Error::Io { .. })));
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+}
+
+/// Rows of q and k go by heads, in both directions; numbers without a dimension are no rows.
+#[test]
+fn rows_that_are_no_whole_heads_are_refused() {
+    let (bytes, header) = tiny();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for shape in [&[][..], &[24, 64]] {
+        let file = path(&format!("{}.gguf", shape.len()));
+        let shape_of = |name: &str, own: &[usize]| if name == "blk.0.attn_k.weight" { shape } else { own }.to_vec();
+        let specs: Vec<_> =
+            header.tensors.iter().map(|t| spec(&t.name, t.ggml_type, &shape_of(&t.name, &t.shape))).collect();
+        let mut writer = create(&file, &header.metadata, &specs).unwrap();
+        for (tensor, spec) in header.tensors.iter().zip(&specs) {
+            let size = spec.ggml_type.bytes_of(&spec.shape).unwrap();
+            writer.write(&tensor.name, &bytes[tensor.range.clone()][..size]).unwrap();
+        }
+        writer.finish().unwrap();
+        let got = format!("expected heads of 16 rows, got {shape:?}");
+        assert_names(&text_of(Checkpoint::open(&file)), &["`blk.0.attn_k.weight`", &got]);
+    }
+
+    let source = Weights::open(testdata("gguf/tiny_llama.gguf")).unwrap();
+    write_dense(Job::new(&source, &path("dense")), Float::F16).unwrap();
+    let dense = Checkpoint::open(path("dense")).unwrap();
+    let keys = "model.layers.0.self_attn.k_proj.weight";
+    for (changed, shape, refused) in [
+        (keys, &[][..], Some("expected whole heads of 16 rows, got []")),
+        (keys, &[24, 64], Some("expected whole heads of 16 rows, got [24, 64]")),
+        ("model.embed_tokens.weight", &[679, 64], Some("expected the 680 rows of vocab_size, got [679, 64]")),
+        (keys, &[0, 64], Some("dimensions above 0")),
+        ("model.norm.weight", &[0], Some("dimensions above 0")),
+        ("model.norm.weight", &[], None),
+    ] {
+        let folder = path(&format!("{changed} {shape:?}"));
+        let tensor = |name: &str| match name == changed {
+            true => (changed.to_owned(), DType::F16, shape.to_vec(), vec![0; 2 * shape.iter().product::<usize>()]),
+            false => taken(&dense, name, name),
+        };
+        std::fs::create_dir(&folder).unwrap();
+        write_folder(&folder, &dense.tensor_names().map(tensor).collect::<Vec<_>>(), "");
+        for beside in ["config.json", "tokenizer.json"] {
+            std::fs::copy(path("dense").join(beside), folder.join(beside)).unwrap();
+        }
+        let target = Target::Gguf;
+        let conversion = Conversion { target, bits: None, group: None, channel_scale: None, requantize: false };
+        let converted = convert(Job::new(&Weights::open(&folder).unwrap(), &path("to.gguf")), conversion);
+        match refused {
+            Some(part) => assert_names(&text_of(converted), &[part]),
+            None => _ = converted.unwrap(),
+        }
+    }
 }
