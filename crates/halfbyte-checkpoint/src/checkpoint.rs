@@ -312,6 +312,18 @@ impl Checkpoint {
         })
     }
 
+    /// A tensor's bytes as its file has them: rows in their order there, and what lies between the elements of a view.
+    /// Error: no such tensor.
+    pub fn stored_bytes(&self, name: &str) -> Result<&[u8]> {
+        let tensor = self.tensor(name)?;
+        Ok(match &tensor.place {
+            Place::Range(range) | Place::Rows(range, _) | Place::Strided { range, .. } => {
+                self.file_range(tensor.file, range.clone())
+            }
+            Place::Decoded(bytes) => bytes,
+        })
+    }
+
     /// A float tensor's elements. Errors: no such tensor, another type than F16, BF16, F32.
     pub fn floats(&self, name: &str) -> Result<FloatData<'_>> {
         let info = self.info(name)?;

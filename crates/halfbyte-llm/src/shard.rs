@@ -132,7 +132,7 @@ pub(crate) fn name_of(spec: &Spec, weights: &Weights) -> String {
     format!("{spec:?}").hash(&mut hash);
     for tensor in checkpoint.tensors() {
         format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).hash(&mut hash);
-        let bytes = checkpoint.bytes(tensor.name).unwrap_or_default();
+        let bytes = checkpoint.stored_bytes(tensor.name).unwrap_or_default();
         hashed(bytes.len()).for_each(|places| hash.write(&bytes[places]));
     }
     format!("{:016x}", hash.finish())

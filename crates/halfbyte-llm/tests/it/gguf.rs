@@ -2,7 +2,7 @@
 
 use halfbyte::Float;
 use halfbyte::cpu::Cpu;
-use halfbyte_checkpoint::gguf::{GgmlType, TensorSpec, Value, create, gguf_name, has_paired_rows, hf_row};
+use halfbyte_checkpoint::gguf::{GgmlType, TensorSpec, Value, create, gguf_name, has_paired_rows, hf_row, parse};
 use halfbyte_checkpoint::{Checkpoint, FloatData, Weights};
 use halfbyte_llm::arch::spec::Positions;
 use halfbyte_llm::check::contradictions;
@@ -95,6 +95,21 @@ fn models_in_one_file_are_the_same_specs_and_bits() {
             session.prefill(&tokens).unwrap().to_vec()
         });
         assert_eq!(logits[0], logits[1], "{name}");
+    }
+}
+
+#[test]
+fn ranks_compare_rows_that_lie_in_another_order_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["one.gguf", "two.gguf"].map(|name| dir.path().join(name));
+    write("llama", "llama", true, &[], &paths[0]);
+    let mut bytes = std::fs::read(&paths[0]).unwrap();
+    let queries = parse(&bytes, &paths[0]).unwrap().tensor("blk.0.attn_q.weight").unwrap().range.clone();
+    bytes[queries.start] ^= 1;
+    std::fs::write(&paths[1], bytes).unwrap();
+    let load = |options: &LoadOptions| Model::load(&paths[options.comm.rank()], options).map(drop);
+    for end in crate::tensor_parallel::ranks(2, &LoadOptions::default(), load) {
+        assert_eq!(end.unwrap_err().to_string(), "rank 1 has another model than rank 0");
     }
 }
 

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// What each rank does, side by side, with its options.
-fn ranks<T: Send>(size: usize, options: &LoadOptions, work: impl Fn(&LoadOptions) -> T + Sync) -> Vec<T> {
+pub(crate) fn ranks<T: Send>(size: usize, options: &LoadOptions, work: impl Fn(&LoadOptions) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let (work, of) = (&work, |comm: Thread| LoadOptions { comm: Arc::new(comm), ..options.clone() });
         let threads: Vec<_> = Thread::group(size)
