@@ -28,7 +28,7 @@ pub fn parse(text: &[u8]) -> serde_json::Result<Value> {
     parse_at_most(text, MOST_VALUES)
 }
 
-/// [`parse`] of at most so many values.
+/// [`parse`] of at most so many values. Errors: as there, more values than these.
 pub fn parse_at_most(text: &[u8], values: usize) -> serde_json::Result<Value> {
     let mut deserializer = serde_json::Deserializer::from_slice(text);
     let value = Unique { most: values, left: &Cell::new(values) }.deserialize(&mut deserializer)?;

@@ -84,7 +84,7 @@ impl ChatTemplate {
         &self.tokens
     }
 
-    /// [`ChatTemplate::render`] of messages without tools and documents.
+    /// [`ChatTemplate::render`] of messages without tools and documents. Errors: as there.
     pub fn render_messages(&self, messages: &[Message], answer: bool) -> Result<String> {
         self.render(&Conversation { messages: messages.to_vec(), ..Conversation::default() }, answer)
     }

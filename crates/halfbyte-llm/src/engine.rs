@@ -226,12 +226,12 @@ impl<'m> Session<'m> {
         self.len() == 0
     }
 
-    /// Forgets everything; the room stays.
+    /// Forgets everything; the room stays. Error: the device's.
     pub fn clear(&mut self) -> Result<()> {
         self.forget(0)
     }
 
-    /// Forgets tokens from a position on, if there are such; the room stays.
+    /// Forgets tokens from a position on, if there are such; the room stays. Error: the device's.
     pub fn forget(&mut self, position: usize) -> Result<()> {
         self.follows = false;
         self.tokens.truncate(position);
@@ -239,7 +239,7 @@ impl<'m> Session<'m> {
     }
 
     /// Makes ready for a text that may begin as the one that was read: forgets what differs, and returns how many of `tokens` need
-    /// not be read again. The last one is read always, for the logits after it.
+    /// not be read again. The last one is read always, for the logits after it. Error: the device's.
     pub fn keep_beginning(&mut self, tokens: &[u32]) -> Result<usize> {
         let same = self.tokens.iter().zip(tokens).take_while(|(read, token)| read == token).count();
         let kept = same.min(tokens.len().saturating_sub(1));

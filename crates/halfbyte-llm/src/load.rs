@@ -411,7 +411,7 @@ pub(crate) fn below_each_other(parts: &[Floats<'_>], dtype: Float) -> FloatData<
 
 /// What enters the first layer for some tokens, whose ids are below the vocabulary: rows of the embedding, multiplied and normed as
 /// the model has it. Shape: out `[tokens, hidden]`.
-pub fn embed(spec: &Spec, weights: &checkpoint::Weights, tokens: &[u32], out: &mut [f32]) -> Result<()> {
+pub(crate) fn embed(spec: &Spec, weights: &checkpoint::Weights, tokens: &[u32], out: &mut [f32]) -> Result<()> {
     let (hidden, name) = (spec.hidden, format!("{}.weight", spec.embedding));
     let rows = weights.floats(&name, &[spec.vocab, hidden])?;
     for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(hidden)) {

@@ -114,6 +114,7 @@ impl Tokenizer {
 
     /// Ids of a prompt: those that the tokenizer puts before a text, as in transformers, and the text's. Where it does not say whether
     /// it puts any, `bos` is put there, the token that the model's configuration names. What it would put behind a text is left out.
+    /// Errors: as [`Tokenizer::encode`].
     pub fn encode_prompt(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
         self.encode_prompt_within(text, bos, usize::MAX)
     }
@@ -144,7 +145,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Text of ids, without special tokens. Bytes that are no UTF-8 become U+FFFD.
+    /// Text of ids, without special tokens. Bytes that are no UTF-8 become U+FFFD. Error: what the tokenizer refuses.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.decode_as(ids, false)
     }

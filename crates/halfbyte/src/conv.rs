@@ -67,7 +67,7 @@ impl Geometry {
     }
 
     /// Checks that everything that counts something is at least 1, that the groups divide both numbers of channels, and that
-    /// the sizes of kernel and weight can be told.
+    /// the sizes of kernel and weight can be told. Error: the first of these that does not hold.
     pub fn validate(&self) -> Result<()> {
         let Self { ci, co, kernel: [kh, kw], stride, dilation, groups, .. } = *self;
         for (what, value) in [

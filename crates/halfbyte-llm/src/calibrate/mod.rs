@@ -140,6 +140,8 @@ pub type OnProgress<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
 ///
 /// The stream of tokens is that of [`crate::eval::token_stream`]: the token that begins a text in front of each
 /// document. What is left over after the last window is dropped.
+///
+/// *Shapes:* `[windows, window]`. *Errors:* a window of no tokens; what the tokenizer refuses.
 pub fn windows(
     tokenizer: &Tokenizer,
     documents: &[String],

@@ -51,7 +51,7 @@ impl Scored {
     }
 }
 
-/// Perplexity over a stream of tokens: [`perplexity_of`] all tokens of a window but the first.
+/// Perplexity over a stream of tokens: [`perplexity_of`] all tokens of a window but the first. *Errors:* as there.
 pub fn perplexity(
     model: &Model,
     cpu: &Cpu,

@@ -53,12 +53,13 @@ pub fn documents_of(mut reader: impl BufRead, path: &Path) -> Result<Vec<String>
     }
 }
 
-/// One stream of all documents: the token that begins a text, where the model has one, in front of each.
+/// One stream of all documents: the token that begins a text, where the model has one, in front of each. Error: what the tokenizer
+/// refuses.
 pub fn token_stream(tokenizer: &Tokenizer, documents: &[String], bos: Option<u32>) -> Result<Vec<u32>> {
     first_tokens(tokenizer, documents, bos, usize::MAX)
 }
 
-/// The first tokens of [`token_stream`]; documents beyond them are not read.
+/// The first tokens of [`token_stream`], at most `most`; documents beyond them are not read. Error: as there.
 pub fn first_tokens(tokenizer: &Tokenizer, documents: &[String], bos: Option<u32>, most: usize) -> Result<Vec<u32>> {
     let mut stream = Vec::new();
     for document in documents {

@@ -42,17 +42,18 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A team of `threads` threads with the best instruction set found, within what `HALFBYTE_ISA` allows.
+    /// A team of `threads` threads (at least 1) with the best instruction set found, within what `HALFBYTE_ISA` allows. Errors: the
+    /// variable names none, or one that the processor does not reach; the system starts no more threads.
     pub fn new(threads: usize) -> Result<Self> {
         Self::with_caps(threads, Caps::detect_within_environment()?)
     }
 
-    /// As many threads as the system offers to this process.
+    /// As many threads as the system offers to this process. Errors: as [`Cpu::new`].
     pub fn all_threads() -> Result<Self> {
         Self::new(std::thread::available_parallelism().map_or(1, usize::from))
     }
 
-    /// A team restricted to given capabilities. Error: the processor does not have them.
+    /// A team restricted to given capabilities. Errors: the processor does not have them; the system starts no more threads.
     pub fn with_caps(threads: usize, caps: Caps) -> Result<Self> {
         let found = Caps::detect().limited_to(caps.isa)?;
         if caps.bf16_dot && !found.bf16_dot {

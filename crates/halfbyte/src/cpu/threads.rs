@@ -53,7 +53,7 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Threads {
-    /// A team of `count` threads (at least 1), of which `count − 1` are started now.
+    /// A team of `count` threads (at least 1), of which `count − 1` are started now. Error: the system starts no more.
     pub fn new(count: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             epoch: AtomicU64::new(0),

@@ -143,7 +143,8 @@ impl WeightFormat {
         if self.channel_scale.is_some() { Group::Channel } else { self.group }
     }
 
-    /// Checks that bits and group size are ones that exist, and that two levels have what they need.
+    /// Checks that bits and group size are ones that exist, and that two levels have what they need. Error: the first of these
+    /// that does not hold.
     pub fn validate(&self) -> Result<()> {
         if !matches!(self.bits, 2 | 3 | 4 | 8) {
             return Err(Error::invalid("format", "2, 3, 4 or 8 bits", self.bits.to_string()));

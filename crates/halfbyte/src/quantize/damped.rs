@@ -72,7 +72,7 @@ impl<'a> Damped<'a> {
         self.mean * self.damping + if self.dead[j] { self.mean } else { 0.0 }
     }
 
-    /// The whole matrix with rows and columns in the given order.
+    /// The whole matrix `[k, k]` with rows and columns in the given order, of all k columns. Error: memory is short.
     pub fn matrix(&self, order: &[usize]) -> Result<Vec<f64>> {
         let mut matrix = self.zeros()?;
         matrix.par_chunks_mut(order.len()).enumerate().for_each(|(a, row)| {
@@ -82,8 +82,9 @@ impl<'a> Damped<'a> {
         Ok(matrix)
     }
 
-    /// The lower Cholesky factor of the matrix with rows and columns in the given order. While the matrix is not
-    /// positive definite, ten times the damping is tried (10⁻⁶ after 0), up to 10.
+    /// The lower Cholesky factor `[k, k]` of the matrix with rows and columns in the given order, of all k columns. While the matrix is
+    /// not positive definite, ten times the damping is tried (10⁻⁶ after 0), up to 10. Errors: none of them makes it so; memory is
+    /// short.
     pub fn factor(&mut self, order: &[usize]) -> Result<Vec<f64>> {
         let k = order.len();
         let mut factor = self.zeros()?;

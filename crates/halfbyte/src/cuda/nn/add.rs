@@ -56,8 +56,10 @@ parameters! {
     }
 }
 
-/// `y = a + b`, or `max(a + b, 0)` with a relu. *Accuracy:* one rounding to f32, and one to the type of y. *Errors:* lengths that
-/// are not equal.
+/// `y = a + b`, or `max(a + b, 0)` with a relu.
+///
+/// *Shapes:* all three have as many elements. *Accuracy:* one rounding to f32, and one to the type of y. *Errors:* lengths that are not
+/// equal.
 pub fn add(gpu: &Gpu, stream: &Stream, [a, b]: [FloatView<'_>; 2], relu: bool, y: FloatViewMut<'_>) -> Result<()> {
     same_length(OP, "a", Some(y.len()), a.len())?;
     same_length(OP, "b", Some(y.len()), b.len())?;
@@ -74,7 +76,9 @@ pub fn add(gpu: &Gpu, stream: &Stream, [a, b]: [FloatView<'_>; 2], relu: bool, y
     put(gpu, stream, 0, y.len(), &params)
 }
 
-/// `x += update`. *Accuracy:* one rounding. *Errors:* lengths that are not equal.
+/// `x += update`.
+///
+/// *Shapes:* both have as many elements. *Accuracy:* one rounding. *Errors:* lengths that are not equal.
 pub fn add_to(gpu: &Gpu, stream: &Stream, x: ViewMut<'_, f32>, update: View<'_, f32>) -> Result<()> {
     same_length(OP, "update", Some(x.len()), update.len())?;
     let [a_type, b_type, y_type] = [float_type(Float::F32); 3];
@@ -82,7 +86,10 @@ pub fn add_to(gpu: &Gpu, stream: &Stream, x: ViewMut<'_, f32>, update: View<'_, 
     put(gpu, stream, 0, x.len(), &Params { a, b, y: a, elements, a_type, b_type, y_type, relu: 0 })
 }
 
-/// The codes of a sum of codes. *Accuracy:* to the bit as [`Sum`] says. *Errors:* lengths that are not equal.
+/// The codes of a sum of codes.
+///
+/// *Shapes:* all three have as many elements, of the types that `sum` was made for. *Accuracy:* to the bit as [`Sum`] says. *Errors:*
+/// lengths that are not equal.
 pub fn add_codes(gpu: &Gpu, stream: &Stream, sum: &Sum, [a, b]: [View<'_, u8>; 2], y: ViewMut<'_, u8>) -> Result<()> {
     same_length(OP, "a", Some(y.len()), a.len())?;
     same_length(OP, "b", Some(y.len()), b.len())?;

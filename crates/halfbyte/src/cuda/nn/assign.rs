@@ -85,7 +85,7 @@ pub struct Assignment {
 }
 
 impl Assignment {
-    /// Room for so many choices, in tiles of as few rows as `least` says.
+    /// Room for so many choices, in tiles of as few rows as `least` says. Error: the device's memory is short.
     pub fn allocate(gpu: &Gpu, choices: usize, experts: usize, align: usize, least: [usize; LISTS]) -> Result<Self> {
         let (context, top_k) = (gpu.context(), 1);
         let of = Deal { experts, top_k, align: align.max(1), tiles: least.map(|tile| tile.max(1)), direct: false };
@@ -147,17 +147,19 @@ impl Assignment {
         unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
     }
 
-    /// The row of each place; that of places that no choice has is 0.
+    /// The row of each place, `[places]`; that of places that no choice has is 0.
     pub fn rows(&self) -> View<'_, u32> {
         self.rows.view().slice(0..self.of.places(self.choices))
     }
 
-    /// The place of each choice.
+    /// The place of each choice, `[rows, top_k]`.
     pub fn places(&self) -> View<'_, u32> {
         self.places.view().slice(0..self.choices)
     }
 
-    /// The columns of tiles of a product, and how many they are: what [`crate::cuda::matmul::GroupedCall`] takes.
+    /// The columns of tiles of a product, 0 or 1, and how many they are: what [`crate::cuda::matmul::GroupedCall`] takes.
+    ///
+    /// *Shapes:* `[columns, 4]`, of which as many are columns as `[1]` says. Panics if there is no such product.
     pub fn list(&self, product: usize) -> (View<'_, u32>, View<'_, u32>) {
         let columns = self.of.columns(self.choices)[product];
         (self.lists[product].view().slice(0..4 * columns), self.counts.view().slice(product..product + 1))

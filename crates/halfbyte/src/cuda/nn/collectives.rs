@@ -204,7 +204,10 @@ impl Collectives {
         }
     }
 
-    /// Adds what [`Collectives::all_reduce`] would leave to other values; this rank's are undefined then. *Errors:* other lengths.
+    /// Adds what [`Collectives::all_reduce`] would leave to other values; this rank's are undefined then.
+    ///
+    /// *Shapes:* `values` and `into` have as many elements, on all ranks. *Errors:* lengths that are not equal; a rank that is silent for
+    /// 8 s is told by [`Collectives::heard`].
     pub fn all_reduce_into(
         &self,
         gpu: &Gpu,

@@ -145,7 +145,7 @@ fn put_norm(
 
 /// [`rms_norm`] of rows in their place: the same bits.
 ///
-/// *Errors:* lengths that do not fit.
+/// *Shapes:* `rows` `[m, d]`, `weight` `[d]`. *Errors:* lengths that do not fit.
 pub fn rms_norm_in_place(
     gpu: &Gpu,
     stream: &Stream,
