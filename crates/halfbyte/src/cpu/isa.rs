@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::kernel::Reason;
+use std::ffi::OsStr;
 
 /// Families of instruction sets, each with kernels of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,18 +71,20 @@ impl Caps {
     }
 
     /// This processor, but no more than what `HALFBYTE_ISA` (`plain`, `avx2`, `avxvnni`, `avx512`, `amx`) allows, if it is set and not empty.
+    /// Errors: another name, or what this processor does not reach.
     pub fn detect_within_environment() -> Result<Self> {
-        let caps = Self::detect();
-        match std::env::var("HALFBYTE_ISA") {
-            Err(_) => Ok(caps),
-            Ok(name) if name.is_empty() => Ok(caps),
-            Ok(name) => {
-                let isa = Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| {
-                    Error::invalid("HALFBYTE_ISA", "plain, avx2, avxvnni, avx512 or amx", format!("\"{name}\""))
-                })?;
-                caps.limited_to(isa)
-            }
+        Self::detect().limited_by(&std::env::var_os("HALFBYTE_ISA").unwrap_or_default())
+    }
+
+    /// The same processor, but no more than what the variable says, if it says anything.
+    fn limited_by(self, name: &OsStr) -> Result<Self> {
+        if name.is_empty() {
+            return Ok(self);
         }
+        let isa = Isa::ALL.into_iter().find(|isa| name == isa.name()).ok_or_else(|| {
+            Error::invalid("HALFBYTE_ISA", "plain, avx2, avxvnni, avx512 or amx", format!("{name:?}"))
+        })?;
+        self.limited_to(isa)
     }
 
     /// The same processor with nothing richer than `isa`. Error: the processor does not reach it.
@@ -174,3 +177,22 @@ macro_rules! per_isa {
     };
 }
 pub(crate) use per_isa;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_limits_or_is_refused() {
+        let caps = Caps::detect();
+        assert_eq!(caps.limited_by(OsStr::new("")).unwrap(), caps);
+        assert_eq!(caps.limited_by(OsStr::new("plain")).unwrap().isa, Isa::Plain);
+        let refused = |name: &OsStr| caps.limited_by(name).unwrap_err().to_string();
+        assert!(refused(OsStr::new("avx")).ends_with("got \"avx\""), "{}", refused(OsStr::new("avx")));
+        #[cfg(unix)]
+        {
+            let name = std::os::unix::ffi::OsStrExt::from_bytes(b"plain\xff".as_slice());
+            assert!(refused(name).ends_with("got \"plain\\xFF\""), "{}", refused(name));
+        }
+    }
+}
