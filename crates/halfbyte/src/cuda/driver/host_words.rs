@@ -1,7 +1,7 @@
 //! Mapped host memory: words that a device writes, and the host looks at while it does.
 
 use super::{Context, check};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use cudarc::driver::sys;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,14 +19,16 @@ unsafe impl Send for HostWords {}
 unsafe impl Sync for HostWords {}
 
 impl HostWords {
-    /// So many words, at least one, all of one value.
+    /// So many words, at least one, all of one value. Error: memory is short.
     pub fn new(context: &Context, len: usize, value: u64) -> Result<Self> {
-        context.bind()?;
+        const OP: &str = "allocate pinned memory";
         let len = len.max(1);
+        let bytes = len.checked_mul(size_of::<AtomicU64>());
+        let bytes = bytes.ok_or_else(|| Error::invalid(OP, "a size that fits memory", format!("{len} words")))?;
+        context.bind()?;
         let mut words = std::ptr::null_mut();
-        let bytes = len * size_of::<AtomicU64>();
         // SAFETY: the context is current; memory of the host has the same address on the device.
-        check("allocate pinned memory", unsafe { sys::cuMemHostAlloc(&mut words, bytes, 0) })?;
+        check(OP, unsafe { sys::cuMemHostAlloc(&mut words, bytes, 0) })?;
         let words = words.cast::<AtomicU64>();
         for i in 0..len {
             // SAFETY: there is room for so many, which nothing else knows yet.

@@ -9,6 +9,8 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 /// A queue of work of a device.
+///
+/// *Errors* of its calls: the device's, which may be of work before; of copies lengths that are not equal.
 #[derive(Debug)]
 pub struct Stream {
     context: Context,
@@ -192,7 +194,7 @@ fn same_length(op: &'static str, from: usize, to: usize) -> Result<()> {
     Err(Error::invalid(op, format!("room for {from} elements"), to.to_string()))
 }
 
-/// A mark in a stream's work.
+/// A mark in a stream's work. *Errors* of its calls: the device's, which may be of work before.
 #[derive(Debug)]
 pub struct Event {
     context: Context,

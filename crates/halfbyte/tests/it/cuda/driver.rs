@@ -5,8 +5,8 @@ use crate::data::Random;
 use half::{bf16, f16};
 use halfbyte::Error;
 use halfbyte::cuda::driver::{
-    Arg, Context, Event, FloatView, Function, Launch, Module, Promotion, Stream, Swizzle, TensorMap, Tiles, Uploader,
-    View, ViewMut,
+    Arg, Context, Event, FloatView, Function, HostWords, Launch, Module, Promotion, Stream, Swizzle, TensorMap, Tiles,
+    Uploader, View, ViewMut,
 };
 use halfbyte::cuda::sources::{Arch, Instance, Source};
 use halfbyte::cuda::{Gpu, Workspace};
@@ -116,6 +116,8 @@ fn memory_that_is_short_is_said_with_its_numbers() {
             other => panic!("{other}"),
         }
         assert!(gpu.context().allocate::<u64>(usize::MAX / 4).is_err());
+        let error = HostWords::new(gpu.context(), usize::MAX / 4, 0).unwrap_err().to_string();
+        assert!(error.contains("a size that fits memory"), "{error}");
         let [free, total] = gpu.context().memory().unwrap();
         assert!(free <= total);
         // Nothing is broken by it.
