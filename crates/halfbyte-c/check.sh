@@ -56,6 +56,10 @@ for language in 'c -std=c99' 'c -std=c11' 'c++ -std=c++11' 'c++ -std=c++20'; do
     # shellcheck disable=SC2086
     echo '#include <halfbyte.h>' | gcc -x $language -Wall -Wextra -Werror -pedantic -fsyntax-only -I "$prefix/include" -
 done
+# Folders whose names have spaces stay whole.
+mkdir "$out/a b"
+sed "s|^prefix=.*|prefix=$out/a b|" "$PKG_CONFIG_PATH/halfbyte.pc" >"$out/a b/halfbyte.pc"
+PKG_CONFIG_PATH="$out/a b" pkg-config --cflags --libs halfbyte | grep -qF 'a\ b/include -L'
 # The programs of the guide; what has no main is compiled.
 awk -v out="$out" '/^```c$/ { inside = 1; file = out "/guide-" ++n ".c"; next } /^```/ { inside = 0 } inside { print > file }' \
     "$here/../../docs/guide-c.md"

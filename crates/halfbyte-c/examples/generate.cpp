@@ -67,7 +67,8 @@ void run(const std::string &path, const std::string &prompt, std::size_t tokens)
   const auto model = made<Model>([&](auto out) {
     return halfbyte_model_load(device.get(), path.c_str(), "w4a8-g128", HALFBYTE_ACT_A16, out);
   });
-  halfbyte_generation_options options = halfbyte_generation_options_default();
+  halfbyte_generation_options options;
+  check(halfbyte_generation_options_default(sizeof options, &options));
   options.max_tokens = tokens;
   halfbyte_generation result = {};
   const auto show = [](void *, int64_t, const char *text, std::size_t length) -> int32_t {

@@ -192,7 +192,7 @@ typedef struct {
 
 // What to write, and when to stop. halfbyte_generation_options_default() fills it.
 typedef struct {
-  // Bytes of this struct, as the program was compiled with: later versions have more fields.
+  // Bytes of this struct, as the program was compiled with: later versions may have more fields, and take this one's too.
   size_t struct_size;
   // At most this many new tokens.
   size_t max_tokens;
@@ -447,8 +447,10 @@ size_t halfbyte_model_context(const halfbyte_model *model);
 // Bytes that the weights take in memory; 0 of null.
 size_t halfbyte_model_weight_bytes(const halfbyte_model *model);
 
-// The most likely tokens, 128 at most.
-halfbyte_generation_options halfbyte_generation_options_default(void);
+// Writes the default options to `out`, of which the program has `struct_size` bytes, its `sizeof(halfbyte_generation_options)`: the most
+// likely tokens, 128 at most.
+halfbyte_status halfbyte_generation_options_default(size_t struct_size,
+                                                    halfbyte_generation_options *out);
 
 // Continues a prompt. `options`: null for the default ones; `callback`: null to be told nothing; `user_data` is handed to it; `result`:
 // null if nobody wants to know. Each call begins a new text; calls from several threads go side by side, as far as the device lets them.

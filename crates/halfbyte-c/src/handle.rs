@@ -13,10 +13,10 @@ pub(crate) fn null(what: &str) -> Failure {
     Failure::invalid(what, "a pointer", "null")
 }
 
-/// Where a result goes: null as long as there is none.
+/// Where a result goes: null as long as there is none. Callers may use a handle in many threads at once, and free it in any.
 pub(crate) struct Out<'a, T>(&'a mut MaybeUninit<*mut T>);
 
-impl<'a, T> Out<'a, T> {
+impl<'a, T: Send + Sync> Out<'a, T> {
     pub fn new(out: Option<&'a mut MaybeUninit<*mut T>>) -> Result<Self> {
         let out = out.ok_or_else(|| null("out"))?;
         out.write(std::ptr::null_mut());

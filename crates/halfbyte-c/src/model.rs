@@ -1,7 +1,7 @@
 //! Language models: text from a prompt, a piece at a time.
 
 use crate::device::{Device, halfbyte_device};
-use crate::handle::{Out, given};
+use crate::handle::{Out, given, null};
 use crate::status::{Failure, Result, guard, guard_quietly, halfbyte_status};
 use crate::text::text;
 use crate::weight::{act, format_of};
@@ -80,7 +80,7 @@ pub extern "C" fn halfbyte_model_weight_bytes(model: Option<&halfbyte_model>) ->
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct halfbyte_generation_options {
-    /// Bytes of this struct, as the program was compiled with: later versions have more fields.
+    /// Bytes of this struct, as the program was compiled with: later versions may have more fields, and take this one's too.
     pub struct_size: usize,
     /// At most this many new tokens.
     pub max_tokens: usize,
@@ -108,26 +108,31 @@ pub struct halfbyte_generation_options {
     pub ignore_end: i32,
 }
 
-/// The most likely tokens, 128 at most.
+/// Writes the default options to `out`, of which the program has `struct_size` bytes, its `sizeof(halfbyte_generation_options)`: the most
+/// likely tokens, 128 at most.
 #[unsafe(no_mangle)]
-pub extern "C" fn halfbyte_generation_options_default() -> halfbyte_generation_options {
-    let Sampling { temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, seed } =
-        Sampling::default();
-    halfbyte_generation_options {
-        struct_size: size_of::<halfbyte_generation_options>(),
-        max_tokens: 128,
-        temperature,
-        top_p,
-        min_p,
-        repetition_penalty,
-        frequency_penalty,
-        presence_penalty,
-        top_k,
-        seed,
-        stop: std::ptr::null(),
-        stop_count: 0,
-        ignore_end: 0,
+pub extern "C" fn halfbyte_generation_options_default(
+    struct_size: usize,
+    out: *mut halfbyte_generation_options,
+) -> halfbyte_status {
+    guard(|| {
+        if out.is_null() {
+            return Err(null("out"));
+        }
+        known_size(struct_size)?;
+        // SAFETY: not null, and as many bytes as the caller says.
+        unsafe { out.write(halfbyte_generation_options::default()) };
+        Ok(())
+    })
+}
+
+/// Refuses a struct of options of another version.
+fn known_size(struct_size: usize) -> Result<()> {
+    let expected = size_of::<halfbyte_generation_options>();
+    if struct_size == expected {
+        return Ok(());
     }
+    Err(Failure::invalid("options", format!("struct_size {expected}"), struct_size.to_string()))
 }
 
 /// Is told each piece of text as it comes: `text`, `length` bytes of UTF-8 in whole characters with a zero behind them, which stays for
@@ -163,7 +168,51 @@ pub struct halfbyte_generation {
     pub decode_seconds: f64,
 }
 
+impl Default for halfbyte_generation_options {
+    fn default() -> Self {
+        let Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            seed,
+        } = Sampling::default();
+        Self {
+            struct_size: size_of::<Self>(),
+            max_tokens: 128,
+            temperature,
+            top_p,
+            min_p,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            top_k,
+            seed,
+            stop: std::ptr::null(),
+            stop_count: 0,
+            ignore_end: 0,
+        }
+    }
+}
+
 impl halfbyte_generation_options {
+    /// Those of a program; the default ones of null. Error: a struct of another size, whose first field alone is read then.
+    ///
+    /// # Safety
+    /// `pointer` is null, or as many bytes lie there as the first of its fields says.
+    unsafe fn of(pointer: *const Self) -> Result<Self> {
+        if pointer.is_null() {
+            return Ok(Self::default());
+        }
+        // SAFETY: every version of the struct begins with its size.
+        known_size(unsafe { (&raw const (*pointer).struct_size).read() })?;
+        // SAFETY: as many bytes as this version has.
+        Ok(unsafe { pointer.read() })
+    }
+
     fn sampling(&self) -> Sampling {
         let Self {
             temperature,
@@ -201,7 +250,7 @@ impl halfbyte_generation_options {
 pub extern "C" fn halfbyte_model_generate(
     model: Option<&halfbyte_model>,
     prompt: *const c_char,
-    options: Option<&halfbyte_generation_options>,
+    options: *const halfbyte_generation_options,
     callback: halfbyte_text_callback,
     user_data: *mut c_void,
     result: Option<&mut MaybeUninit<halfbyte_generation>>,
@@ -210,12 +259,8 @@ pub extern "C" fn halfbyte_model_generate(
         let halfbyte_model { model, tokenizer, cpu } = given("model", model)?;
         // SAFETY: null or a string, as the header says.
         let prompt = unsafe { text("prompt", prompt) }?;
-        // Its size is looked at before any other field is.
-        let expected = size_of::<halfbyte_generation_options>();
-        if let Some(got) = options.map(|options| options.struct_size).filter(|&size| size != expected) {
-            return Err(Failure::invalid("options", format!("struct_size {expected}"), got.to_string()));
-        }
-        let options = options.copied().unwrap_or_else(|| halfbyte_generation_options_default());
+        // SAFETY: null or a struct, as the header says.
+        let options = unsafe { halfbyte_generation_options::of(options) }?;
         // SAFETY: as the header says of the field.
         let stop = unsafe { options.stop() }?;
         let config = model.config();

@@ -375,7 +375,7 @@ static void files(halfbyte_device *device, const char *path) {
   halfbyte_model *model = NULL, *no_model = (halfbyte_model *)w;
   halfbyte_linear *linear = NULL;
   halfbyte_weight *weight = NULL;
-  halfbyte_generation_options options = halfbyte_generation_options_default();
+  halfbyte_generation_options options;
   halfbyte_generation result;
   int32_t quantized = 7;
   int calls = 0;
@@ -420,12 +420,18 @@ static void files(halfbyte_device *device, const char *path) {
   INVALID(halfbyte_model_generate(NULL, "a", NULL, NULL, NULL, NULL), "model: expected a pointer");
   INVALID(halfbyte_model_generate(model, NULL, NULL, NULL, NULL, NULL), "prompt: expected a pointer");
   INVALID(halfbyte_model_generate(model, "\xc0", NULL, NULL, NULL, NULL), "prompt: expected text in UTF-8");
+  INVALID(halfbyte_generation_options_default(sizeof options, NULL), "out: expected a pointer");
+  memset(&options, 0x55, sizeof options);
+  INVALID(halfbyte_generation_options_default(sizeof options - 1, &options), "options: expected struct_size");
+  HOLDS(((unsigned char *)&options)[0] == 0x55);
+  OK(halfbyte_generation_options_default(sizeof options, &options));
+  HOLDS(options.struct_size == sizeof options && options.max_tokens == 128 && options.stop == NULL);
   options.struct_size = 3;
   INVALID(halfbyte_model_generate(model, "def ", &options, NULL, NULL, NULL), "struct_size");
-  options = halfbyte_generation_options_default();
+  OK(halfbyte_generation_options_default(sizeof options, &options));
   options.temperature = -1;
   INVALID(halfbyte_model_generate(model, "def ", &options, NULL, NULL, NULL), "a temperature of at least 0");
-  options = halfbyte_generation_options_default();
+  OK(halfbyte_generation_options_default(sizeof options, &options));
   options.stop_count = 1;
   INVALID(halfbyte_model_generate(model, "def ", &options, NULL, NULL, NULL), "stop: expected 1 texts, got null");
   options.stop = no_text;
@@ -439,7 +445,7 @@ static void files(halfbyte_device *device, const char *path) {
   options.max_tokens = 40;
   OK(halfbyte_model_generate(model, "def main", &options, NULL, NULL, &result));
   HOLDS(result.finish == HALFBYTE_FINISH_STOP && result.prompt_tokens > 0 && result.new_tokens > 0 && result.new_tokens <= 40);
-  options = halfbyte_generation_options_default();
+  OK(halfbyte_generation_options_default(sizeof options, &options));
   OK(halfbyte_model_generate(model, "def main", &options, stop_at_once, &calls, &result));
   HOLDS(result.finish == HALFBYTE_FINISH_CANCELLED && calls >= 2 && result.new_tokens == 2);
   options.max_tokens = 3;
