@@ -63,7 +63,3 @@ pub use scheme::{
 pub use target::Target;
 pub use verify::{Verification, verify, verify_parts};
 pub use writer::{Writer, WrittenFiles};
-
-// Safetensors are little-endian and are read in place.
-const _: () =
-    assert!(cfg!(target_endian = "little"), "checkpoints are read in place, which needs a little-endian target");

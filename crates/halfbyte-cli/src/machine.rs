@@ -1,5 +1,6 @@
 //! What the system says of this machine and of this process.
 
+#[cfg(target_arch = "x86_64")]
 use halfbyte::cpu::isa::{Caps, Isa};
 use std::fs;
 

@@ -42,6 +42,12 @@
 //! repository. They are hidden from these pages, and may change at any time.
 #![deny(missing_docs)]
 
+#[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
+compile_error!(
+    "halfbyte needs a little-endian target of 64 bits: sizes of tensors and addresses of GPUs are numbers of 64 bits, and words of files \
+     are read in place"
+);
+
 mod checks;
 pub mod conv;
 pub mod cpu;

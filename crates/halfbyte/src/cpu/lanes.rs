@@ -8,6 +8,7 @@
 mod x86;
 
 use super::Cpu;
+#[cfg(any(test, target_arch = "x86_64"))]
 use super::isa::Isa;
 use half::{bf16, f16};
 

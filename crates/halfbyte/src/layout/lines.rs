@@ -18,6 +18,7 @@ const MAPPED_BYTES: usize = 1 << 20;
 const HUGE_BYTES: usize = 2 << 20;
 
 /// What may be left unused of the last huge page; a shorter end of a buffer gets small pages.
+#[cfg(target_os = "linux")]
 const WASTED_BYTES: usize = HUGE_BYTES / 4;
 
 /// Zero-initialised bytes, aligned to 64, in whole lines of 64.

@@ -36,6 +36,7 @@ impl Runs {
     }
 
     /// The runs of a row, one after the other.
+    #[cfg(target_arch = "x86_64")]
     pub fn bytes<'x>(&self, x: &'x [u8], row: usize) -> impl Iterator<Item = &'x [u8]> {
         self.starts.iter().map(move |start| &x[row + start..][..self.quads * QUAD])
     }
@@ -72,6 +73,7 @@ pub(super) struct Tile<'a> {
     /// Codes from the first panel on.
     pub w: &'a [i8],
     /// Bytes from a panel to the next.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "plain tiles have one panel"))]
     pub panel_len: usize,
 }
 

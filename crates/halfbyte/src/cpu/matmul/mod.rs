@@ -139,6 +139,7 @@ impl Packed {
 }
 
 /// One product.
+#[derive(Debug)]
 pub struct Call<'a> {
     /// Activations `[m, k]`.
     pub x: Floats<'a>,

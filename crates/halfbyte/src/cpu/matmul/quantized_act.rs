@@ -66,12 +66,15 @@ pub(super) struct Tile<'a> {
     /// First panel of outputs.
     pub panel: usize,
     /// The codes of these panels and spans as bytes, one panel after the other; or empty.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "vectors read this"))]
     pub bytes: &'a [u8],
     /// Spans to go over.
     pub spans: Range<usize>,
     /// Tiles of each span of the weights, if span `i` is the whole of group `i` and all have as many: then a tile of one row need not read them.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "vectors read this"))]
     pub tiles_of_group: Option<usize>,
     /// Bytes ahead that a tile of one row prefetches codes.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "vectors read this"))]
     pub ahead: usize,
     /// Codes of the panel of x, `[place / 4][height][4]`.
     pub x: &'a [i8],

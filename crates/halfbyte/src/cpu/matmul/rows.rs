@@ -2,7 +2,9 @@
 
 use super::encode::EncodedPixels;
 use crate::cpu::patches::Patches;
-use crate::tensor::{Float, Floats};
+#[cfg(target_arch = "x86_64")]
+use crate::tensor::Float;
+use crate::tensor::Floats;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::ops::Range;

@@ -6,17 +6,19 @@ use crate::cpu::isa::Isa;
 #[inline(always)]
 pub(super) fn copy(isa: Isa, from: &[u32], to: &mut [u8]) {
     assert!(from.len() * 4 == to.len());
-    let whole_lines = to.len().is_multiple_of(64) && to.as_ptr().addr().is_multiple_of(64);
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a `Caps` with this family is made only where the processor was found to have it; as long, in whole
-        // lines, and aligned, checked here.
-        Isa::Avx512 | Isa::Amx if whole_lines => unsafe { x86::copy_avx512(from, to) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 | Isa::AvxVnni if whole_lines => unsafe { x86::copy_avx2(from, to) },
-        _ => to.copy_from_slice(bytemuck::cast_slice(from)),
+    #[cfg(target_arch = "x86_64")]
+    if to.len().is_multiple_of(64) && to.as_ptr().addr().is_multiple_of(64) {
+        match isa {
+            // SAFETY: a device with this family is made only where the processor was found to have it; as long, in whole
+            // lines, and aligned, checked here.
+            Isa::Avx512 | Isa::Amx => return unsafe { x86::copy_avx512(from, to) },
+            // SAFETY: as above.
+            Isa::Avx2 | Isa::AvxVnni => return unsafe { x86::copy_avx2(from, to) },
+            Isa::Plain => {}
+        }
     }
+    let _ = isa;
+    to.copy_from_slice(bytemuck::cast_slice(from));
 }
 
 /// Makes what this thread has stored visible to those that it tells of it.
