@@ -159,7 +159,7 @@ impl Assignment {
 
     /// The columns of tiles of a product, 0 or 1, and how many they are: what [`crate::cuda::matmul::GroupedCall`] takes.
     ///
-    /// *Shapes:* `[columns, 4]`, of which as many are columns as `[1]` says. Panics if there is no such product.
+    /// *Shapes:* `[columns, 4]` as many as there may be, and `[1]`, how many there are. Panics if there is no such product.
     pub fn list(&self, product: usize) -> (View<'_, u32>, View<'_, u32>) {
         let columns = self.of.columns(self.choices)[product];
         (self.lists[product].view().slice(0..4 * columns), self.counts.view().slice(product..product + 1))
