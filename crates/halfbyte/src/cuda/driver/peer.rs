@@ -4,7 +4,7 @@ use super::memory::Buffer;
 use super::{Context, Stream, check};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUresult};
-use std::ffi::{c_char, c_uint};
+use std::ffi::c_uint;
 
 const OP: &str = "memory that ranks share";
 
@@ -80,7 +80,7 @@ impl Inbox {
             process: std::process::id(),
             device: context.info().index,
             pointer: self.pointer(),
-            handle: handle.reserved.map(|byte| byte as u8),
+            handle: bytemuck::cast(handle.reserved),
         };
         Ok(address.bytes())
     }
@@ -118,7 +118,7 @@ impl Peer {
             return Ok(Self { context: context.clone(), pointer: address.pointer, opened: false, device });
         }
         context.bind()?;
-        let (mut pointer, handle) = (0, sys::CUipcMemHandle { reserved: address.handle.map(|byte| byte as c_char) });
+        let (mut pointer, handle) = (0, sys::CUipcMemHandle { reserved: bytemuck::cast(address.handle) });
         let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
         // SAFETY: the context is current; a handle that is none is an answer and no fault.
         check(OP, unsafe { sys::cuIpcOpenMemHandle_v2(&mut pointer, handle, flags) })?;
