@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import subprocess
 import sys
 from typing import Any
@@ -70,6 +72,28 @@ def test_descriptions_that_say_nonsense() -> None:
     for typestr in ("<i0", "<f0", "<f999", ">f4", "<q4", "f", ""):
         with pytest.raises(TypeError):
             LAYER(Described(typestr=typestr))
+
+
+class WithoutSizes:
+    """An object that hands out DLPack's tensor of two dimensions, without their sizes."""
+
+    def __init__(self) -> None:
+        # DLManagedTensor: data, device, ndim and dtype (float32), shape, strides, byte_offset; manager_ctx, deleter.
+        fields = struct.pack("=Qii i2BH QQQ QQ", X.ctypes.data, 1, 0, 2, 2, 32, 1, 0, 0, 0, 0, 0)
+        self.tensor = ctypes.create_string_buffer(fields, len(fields))
+
+    def __dlpack__(self, **_: Any) -> Any:
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return make(ctypes.addressof(self.tensor), b"dltensor", None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def test_a_tensor_without_sizes() -> None:
+    with pytest.raises(ValueError, match="expected sizes of 2 dimensions, got null"):
+        LAYER(WithoutSizes())
 
 
 def test_types_are_named() -> None:

@@ -135,6 +135,9 @@ impl<'py> Input<'py> {
         if dimensions > sizes.len() {
             return invalid(what, format_args!("at most {} dimensions", sizes.len()), tensor.ndim);
         }
+        if dimensions > 0 && tensor.shape.is_null() {
+            return invalid(what, format_args!("sizes of {dimensions} dimensions"), "null");
+        }
         // SAFETY: a tensor has as many sizes, and as many strides unless there are none, as it says that it has dimensions; they
         // stay as long as the object.
         let at = |pointer: *mut i64, i: usize| unsafe { *pointer.add(i) };
