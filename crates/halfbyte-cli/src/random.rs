@@ -1,21 +1,18 @@
 //! Reproducible random numbers and weights for measurements: timing zeros would flatter every kernel.
 
 use half::{bf16, f16};
-use halfbyte::{Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::random::splitmix64;
+use halfbyte::{Float, FloatData, Group, QTensor, WeightFormat, Zero, Zeros};
 use rayon::prelude::*;
 
-/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+/// Random numbers of a seed.
 #[derive(Clone, Debug)]
-pub struct SplitMix64(pub u64);
+pub struct Random(pub u64);
 
-impl SplitMix64 {
+impl Random {
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        splitmix64(&mut self.0)
     }
 
     /// From −1 (included) to 1 (excluded).
@@ -33,10 +30,10 @@ impl SplitMix64 {
 const CHUNK: usize = 1 << 14;
 
 /// `len` elements, each made from the generator of its chunk.
-fn fill<T: Copy + Send>(len: usize, zero: T, seed: u64, make: impl Fn(&mut SplitMix64) -> T + Sync) -> Vec<T> {
+fn fill<T: Copy + Send>(len: usize, zero: T, seed: u64, make: impl Fn(&mut Random) -> T + Sync) -> Vec<T> {
     let mut out = vec![zero; len];
     out.par_chunks_mut(CHUNK).enumerate().for_each(|(i, chunk)| {
-        let mut random = SplitMix64(seed ^ (i as u64).wrapping_mul(0xd134_2543_de82_ef95));
+        let mut random = Random(seed ^ (i as u64).wrapping_mul(0xd134_2543_de82_ef95));
         chunk.iter_mut().for_each(|v| *v = make(&mut random));
     });
     out
@@ -44,7 +41,7 @@ fn fill<T: Copy + Send>(len: usize, zero: T, seed: u64, make: impl Fn(&mut Split
 
 /// Normal floats.
 pub fn normals(len: usize, seed: u64) -> Vec<f32> {
-    fill(len, 0.0, seed, SplitMix64::normal)
+    fill(len, 0.0, seed, Random::normal)
 }
 
 /// Uniform bytes, as their bits.
@@ -58,14 +55,19 @@ pub fn uniform_f16(len: usize, deviation: f32, seed: u64) -> Vec<f16> {
     fill(len, f16::ZERO, seed, |random| f16::from_f32(random.uniform() * width))
 }
 
+/// Normal floats of a type.
+pub fn floats(len: usize, seed: u64, dtype: Float) -> FloatData<'static> {
+    let values = normals(len, seed);
+    match dtype {
+        Float::F16 => FloatData::F16(to_f16(&values).into()),
+        Float::BF16 => FloatData::BF16(values.into_iter().map(bf16::from_f32).collect()),
+        Float::F32 => FloatData::F32(values.into()),
+    }
+}
+
 /// Floats in half precision.
 pub fn to_f16(values: &[f32]) -> Vec<f16> {
     values.iter().map(|&v| f16::from_f32(v)).collect()
-}
-
-/// Floats as brain floats.
-pub fn to_bf16(values: &[f32]) -> Vec<bf16> {
-    values.iter().map(|&v| bf16::from_f32(v)).collect()
 }
 
 /// A quantised matrix `[n, k]` whose codes take every value.

@@ -36,7 +36,7 @@ impl Tokenizer {
     /// Reads `tokenizer.json` of a folder.
     ///
     /// Where it says nothing of tokens around a text (`post_processor` is null), `add_bos_token` of a `tokenizer_config.json` beside it
-    /// does: false, or absent, means none.
+    /// does: false, or absent, means none. Errors: files that are not there, or that hold no tokenizer.
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let mut tokenizer = Self::from_file(&folder.join("tokenizer.json"))?;
         let beside = folder.join("tokenizer_config.json");
@@ -56,7 +56,8 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// The tokenizer of a checkpoint: in the file itself where that holds one (GGUF), else in its folder.
+    /// The tokenizer of a checkpoint: in the file itself where that holds one (GGUF), else in its folder. Errors: as
+    /// [`Tokenizer::from_folder`].
     pub fn from_weights(weights: &Weights) -> Result<Self> {
         match weights.own_tokenizer()? {
             Some(json) => {
@@ -225,12 +226,12 @@ pub struct DecodeState {
 const LONGEST_HELD: usize = 16;
 
 impl DecodeStream<'_> {
-    /// Takes an id; gives the text that is now certain, perhaps none.
+    /// Takes an id; gives the text that is now certain, perhaps none. Error: as [`Tokenizer::decode`].
     pub fn push(&mut self, id: u32) -> Result<String> {
         self.state.push(self.tokenizer, id)
     }
 
-    /// Ends the stream; gives what was held back, bytes that never became a character as U+FFFD.
+    /// Ends the stream; gives what was held back, bytes that never became a character as U+FFFD. Error: as [`Tokenizer::decode`].
     pub fn finish(self) -> Result<String> {
         let DecodeState { special, ids, shown, .. } = self.state;
         Ok(unshown(&self.tokenizer.decode_as(&ids, special)?, &shown))
@@ -278,6 +279,7 @@ fn unshown(text: &str, shown: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use halfbyte::random::splitmix64;
     use serde_json::{Value, json};
 
     /// The model that ships, with another way to cut texts.
@@ -316,10 +318,7 @@ mod tests {
         ];
         let between = ["", " ", " ", " ", "  ", "\n", " \n", "\n\n ", "\t", "\r\n", "\u{a0}", "\u{3000} "];
         let mut state = 1u64;
-        let mut random = |below: usize| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 33) as usize % below
-        };
+        let mut random = |below: usize| splitmix64(&mut state) as usize % below;
         let text: String =
             (0..4000).flat_map(|_| [words[random(words.len())], between[random(between.len())]]).collect();
         for cut in cuts {

@@ -60,6 +60,8 @@ pub mod layout;
 mod memory;
 pub mod ops;
 pub mod quantize;
+#[doc(hidden)]
+pub mod random;
 pub mod tensor;
 
 pub use cpu::Cpu;

@@ -14,6 +14,7 @@ use halfbyte::cpu::Cpu;
 use halfbyte::cpu::attention::{KvCache, KvType, Sequence};
 use halfbyte::kernel::{Activation, Heads};
 use halfbyte::quantize::Rtn;
+use halfbyte::random::splitmix64;
 use halfbyte::{Format, WeightFormat};
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{DType, Weights};
@@ -21,15 +22,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-/// SplitMix64.
+/// From a seed.
 struct Random(u64);
 
 impl Random {
     fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        splitmix64(&mut self.0)
     }
 
     fn below(&mut self, n: usize) -> usize {

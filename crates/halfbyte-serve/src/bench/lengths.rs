@@ -1,5 +1,6 @@
 //! Lengths by chance, the same for the same seed.
 
+use halfbyte::random::splitmix64;
 use std::str::FromStr;
 
 /// How long prompts or answers are, in tokens.
@@ -52,7 +53,7 @@ impl Lengths {
     }
 }
 
-/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014): any seed will do.
+/// Random numbers of a seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -62,22 +63,14 @@ impl Random {
         Self(seed)
     }
 
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     /// A whole number from 0 to below this.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
+        (splitmix64(&mut self.0) % n.max(1) as u64) as usize
     }
 
     /// Above 0, at most 1.
     fn unit(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
+        ((splitmix64(&mut self.0) >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
     /// With mean 1.

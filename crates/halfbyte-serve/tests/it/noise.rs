@@ -3,6 +3,7 @@
 //! `HALFBYTE_NOISE_SECONDS=3600 cargo test -p halfbyte-serve --test it noise` goes on for an hour.
 
 use crate::support::{Running, TOOLS, served};
+use halfbyte::random::splitmix64;
 use halfbyte_llm::schedule::Options;
 use halfbyte_serve::{Limits, Settings, resident};
 use serde_json::{Value, json};
@@ -14,8 +15,7 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n.max(1)
+        splitmix64(&mut self.0) as usize % n.max(1)
     }
     fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         &list[self.below(list.len())]

@@ -1,17 +1,25 @@
 //! Reproducible random data.
 
-use halfbyte::{Float, Format, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::random::splitmix64;
+use halfbyte::{Activation, Float, Format, QTensor, WeightFormat, Zero, Zeros};
 
-/// SplitMix64.
+/// All functions that a product may end in.
+pub const ACTIVATIONS: [Activation; 7] = [
+    Activation::None,
+    Activation::Relu,
+    Activation::Relu6,
+    Activation::Clamp(-0.5, 0.25),
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Silu,
+];
+
+/// From a seed.
 pub struct Random(pub u64);
 
 impl Random {
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        splitmix64(&mut self.0)
     }
 
     pub fn below(&mut self, n: usize) -> usize {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 /// Modules of the library in pipeline order, with those that each may import.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("tensor", &[]),
+    ("random", &[]),
     ("error", &["kernel"]),
     ("checks", &["error", "kernel"]),
     ("memory", &["error"]),

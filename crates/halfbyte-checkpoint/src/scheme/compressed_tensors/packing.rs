@@ -146,6 +146,7 @@ fn stream(words: &[i32]) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use halfbyte::random::splitmix64;
 
     #[test]
     fn rows_are_as_long_as_their_formulas() {
@@ -163,12 +164,7 @@ mod tests {
         for packing in [2, 3, 4, 8].map(Packing::dense).into_iter().chain([Packing::whole(3)]) {
             for k in [1, 7, 10, 11, 31, 32, 33, 64, 97] {
                 let (n, row, bits) = (3, packing.words_of(k), packing.bits as usize);
-                let words: Vec<i32> = (0..n * row)
-                    .map(|_| {
-                        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                        (seed >> 32) as i32
-                    })
-                    .collect();
+                let words: Vec<i32> = (0..n * row).map(|_| (splitmix64(&mut seed) >> 32) as i32).collect();
                 let unpack = |words: &[i32]| {
                     let mut codes = vec![0; n * k];
                     let (front, back) = codes.split_at_mut(k);

@@ -42,14 +42,12 @@ pub(super) fn group_sizes(k: usize, groups: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use halfbyte::random::splitmix64;
 
     #[test]
     fn shapes_give_back_the_settings_that_made_them_or_all_that_fit() {
         let mut state = 20261122u64;
-        let mut below = |bound: usize| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 33) as usize % bound
-        };
+        let mut below = |bound: usize| splitmix64(&mut state) as usize % bound;
         let (mut sure, mut unsure) = (0, 0);
         for _ in 0..20_000 {
             let b = [2, 3, 4, 8][below(4)];

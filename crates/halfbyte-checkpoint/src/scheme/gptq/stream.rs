@@ -139,6 +139,7 @@ fn every(lane: u32, bits: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use halfbyte::random::splitmix64;
 
     /// Code `i` of a stream, by its definition: bits `i·b` to `i·b + b`.
     fn bit_by_bit(word: impl Fn(usize) -> u32, bits: usize, i: usize) -> u8 {
@@ -148,17 +149,13 @@ mod tests {
         })
     }
 
-    fn random(seed: &mut u64) -> u32 {
-        *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (*seed >> 32) as u32
-    }
-
     #[test]
     fn columns_and_rows_are_the_stream_bit_by_bit_and_come_back() {
         let mut seed = 1;
         for bits in [2u32, 3, 4, 8] {
             for (n, k) in [(1, 32), (5, 32), (16, 64), (17, 96), (33, 32), (40, 160)] {
-                let words: Vec<i32> = (0..n * k * bits as usize / 32).map(|_| random(&mut seed) as i32).collect();
+                let words: Vec<i32> =
+                    (0..n * k * bits as usize / 32).map(|_| (splitmix64(&mut seed) >> 32) as i32).collect();
                 let mut codes = vec![0; n * k];
                 let (front, back) = codes.split_at_mut(n / 3 * k);
                 for (columns, codes) in [(0..n / 3, front), (n / 3..n, back)] {

@@ -39,7 +39,7 @@ const ROWS_OF_RANDOM: usize = 8;
 
 /// Shapes of multiples of 64, and rows.
 fn draw(count: usize, seed: u64, m: &[usize]) -> Vec<Rows> {
-    let mut random = random::SplitMix64(seed);
+    let mut random = random::Random(seed);
     let mut draw = |from: f64, to: f64| {
         let share = f64::from(random.uniform()).midpoint(1.0);
         from * (to / from).powf(share)

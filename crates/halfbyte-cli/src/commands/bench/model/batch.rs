@@ -5,7 +5,7 @@ use super::speed::Work;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::progress::Progress;
-use crate::random::SplitMix64;
+use crate::random::Random;
 use crate::text::rate;
 use crate::timing::Measured;
 use halfbyte::cpu::Cpu;
@@ -70,7 +70,7 @@ pub fn steps(model: &Model, cpu: &Cpu, texts: usize, work: Work, progress: &Prog
     let positions = texts * length.next_multiple_of(page);
     let options = Options { positions, chunk: CHUNK, texts, unread: length, batch_invariant: false };
     let (mut scheduler, queue) = Scheduler::new(model, cpu, options)?;
-    let (mut random, vocab) = (SplitMix64(11), model.config().spec.vocab as u64);
+    let (mut random, vocab) = (Random(11), model.config().spec.vocab as u64);
     let submit = |_| {
         let prompt = (0..depth).map(|_| (random.bits() % vocab) as u32).collect();
         let sampling = Sampling::default();

@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::progress::Progress;
-use crate::random::SplitMix64;
+use crate::random::Random;
 use crate::timing::{Effort, Measured, measure};
 use halfbyte::cpu::Cpu;
 use halfbyte_llm::{Model, Sampler, Sampling, Session};
@@ -47,7 +47,7 @@ impl Work {
 
 /// Random tokens of a vocabulary.
 pub fn tokens(model: &Model, count: usize) -> Vec<u32> {
-    let (mut random, vocab) = (SplitMix64(7), model.config().spec.vocab as u64);
+    let (mut random, vocab) = (Random(7), model.config().spec.vocab as u64);
     (0..count).map(|_| (random.bits() % vocab) as u32).collect()
 }
 
