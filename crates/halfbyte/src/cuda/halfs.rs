@@ -2,8 +2,7 @@
 
 use super::Gpu;
 use super::driver::{Launch, Stream};
-use super::matmul::float_type;
-use super::parameters::{Parameters, parameters};
+use super::parameters::{Parameters, float_type, parameters};
 use super::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::Act;

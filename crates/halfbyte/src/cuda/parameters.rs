@@ -7,6 +7,7 @@
 //!
 //! [`Source`]: super::sources::Source
 
+use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use std::fmt::Write;
 
@@ -146,6 +147,15 @@ macro_rules! parameters {
     )+};
 }
 pub(in crate::cuda) use parameters;
+
+/// Number of a type in the sources: `FloatType` of `include/floats.cuh`.
+pub(in crate::cuda) fn float_type(dtype: Float) -> u32 {
+    match dtype {
+        Float::F16 => 0,
+        Float::BF16 => 1,
+        Float::F32 => 2,
+    }
+}
 
 parameters! {
     /// A number for rows and one for columns, as sizes and steps of images have them.

@@ -1,7 +1,7 @@
 //! Every kernel × format × edge shape against the f64 reference, element by element.
 
 use crate::cpu::{that_run_here, with_each_caps};
-use crate::data::{Random, parse, rounded};
+use crate::data::{ACTIVATIONS, Random, parse, rounded};
 use crate::layout::planes::{NARROW, narrow};
 use crate::layout::stored;
 use crate::layout::{tables, three_bits};
@@ -353,15 +353,7 @@ fn bias_and_activation_come_last() {
     let x = random.normals(3 * 64);
     let cpu = Cpu::new(2).unwrap();
     let plain = reference::linear(&x, 3, &w, format.act);
-    for activation in [
-        Activation::None,
-        Activation::Relu,
-        Activation::Relu6,
-        Activation::Clamp(-0.5, 0.25),
-        Activation::Gelu,
-        Activation::GeluTanh,
-        Activation::Silu,
-    ] {
+    for activation in ACTIVATIONS {
         let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
         let linear = linear.with_bias(bias.clone()).unwrap().with_activation(activation);
         let y = forward(&linear, &cpu, &x, Float::F32, 3, Float::F32);

@@ -7,7 +7,7 @@ use super::{Call, Convolution, Kernel, Problem, quantize_pixels};
 use crate::conv::Geometry;
 use crate::cuda::dispatch::{About, Bind, Configured};
 use crate::cuda::driver::{Launch, Stream};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, matmul};
 use crate::error::{Error, Result};
@@ -98,7 +98,7 @@ parameters! {
 
 /// Channels of a group, and one of [`NEIGHBOURS`] or zeros; the type of x.
 fn instance([channels, columns, stride]: [u32; 3], x: Float) -> Instance {
-    Instance::new(&SOURCE, format!("depthwise<{channels}, {columns}, {stride}, {}>", matmul::float_type(x)))
+    Instance::new(&SOURCE, format!("depthwise<{channels}, {columns}, {stride}, {}>", float_type(x)))
 }
 
 /// How a convolution is cut.
@@ -273,7 +273,7 @@ impl Configured<Convolution> for Depthwise {
             steps: cut.steps as u32,
             together: cut.together as u32,
             bits,
-            y_type: matmul::float_type(self.problem.y),
+            y_type: float_type(self.problem.y),
             activation,
             low,
             high,
@@ -286,7 +286,7 @@ impl Configured<Convolution> for Depthwise {
         };
         let (form, x_type) = (self.form(), self.x_type());
         let [channels, columns, stride] = form;
-        let key = [64 * channels + 4 * columns + stride, matmul::float_type(x_type)];
+        let key = [64 * channels + 4 * columns + stride, float_type(x_type)];
         let function = gpu.function_once((NAME, key), || instance(form, x_type))?;
         function.launch_typed(stream, &launch, &params, &[])
     }

@@ -4,8 +4,7 @@
 use super::Call;
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::cuda::driver::{FloatView, Launch, Stream, ViewMut};
-use crate::cuda::matmul::float_type;
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Gpu, Workspace};
 use crate::error::{Error, Result};

@@ -9,7 +9,7 @@ use crate::conv::Layout2d;
 use crate::cuda::dispatch::{About, Bind, Configured};
 use crate::cuda::driver::{FloatView, Launch, Stream};
 use crate::cuda::matmul::{self, Packed};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::Result;
@@ -129,7 +129,7 @@ fn weight(part: &Packed) -> (Weight, [u32; 2]) {
         }
         Packed::Wna16(w) => {
             let atom = w.atom();
-            let (group, dtype) = (atom.group as u32, matmul::float_type(atom.scale));
+            let (group, dtype) = (atom.group as u32, float_type(atom.scale));
             let middle = middle.wrapping_add_signed(-atom.base(format));
             let weight = Weight { codes: w.atoms(), scales: w.rows(), zeros: 0, n, k, group, middle, dtype, zero_kind };
             (weight, [2, atom.bits])
@@ -143,7 +143,7 @@ pub(super) fn weights(call: &Call<'_>) -> Vec<(Weight, [u32; 2])> {
         Kind::Quantized(parts) => parts.iter().map(weight).collect(),
         Kind::Dense(floats) => {
             let (view, g): (FloatView<'_>, _) = (floats.view(0..floats.len()), call.w.geometry());
-            let dtype = matmul::float_type(view.dtype());
+            let dtype = float_type(view.dtype());
             let (n, k) = (g.co as u64, g.k() as u64);
             let none = Weight { codes: 0, scales: 0, zeros: 0, n, k, group: 1, middle: 0, dtype, zero_kind: 0 };
             vec![(Weight { codes: view.pointer(), ..none }, [0; 2])]
@@ -187,8 +187,8 @@ impl Configured<Convolution> for Direct {
                 y: call.y.pointer(),
                 pixels: problem.shape.output_pixels() as u64,
                 first,
-                x_type: matmul::float_type(x_type),
-                y_type: matmul::float_type(problem.y),
+                x_type: float_type(x_type),
+                y_type: float_type(problem.y),
                 activation,
                 low,
                 high,

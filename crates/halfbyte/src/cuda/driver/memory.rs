@@ -302,7 +302,12 @@ macro_rules! each_type {
     };
 }
 
-impl FloatView<'_> {
+impl<'a> FloatView<'a> {
+    /// The same memory, as bytes.
+    pub(in crate::cuda) fn into_bytes(self) -> View<'a, u8> {
+        each_type!(self, v, v.cast())
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         each_type!(self, v, v.len())

@@ -1,10 +1,10 @@
 //! Launches of `dequantize.cu`: rows of quantised weights as floats.
 
 use super::wna16::words_of_table;
-use super::{Packed, PlainWeights, Wna16Weights, float_type, simt};
+use super::{Packed, PlainWeights, Wna16Weights, simt};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Function, Launch, Stream, View, ViewMut};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::WeightFormat;

@@ -1,9 +1,9 @@
 //! Launches of `finish.cu`: bias, activation and rounding of sums that lie in memory.
 
-use super::{activation, float_type};
+use super::activation;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Launch, Stream};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::kernel::Activation;

@@ -1,9 +1,8 @@
 //! Launches of `fpa_intb.cu`: codes to and from the layouts of fpA_intB kernels, and floats straight to them.
 
-use super::float_type;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Launch, Stream, View, ViewMut};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::{Group, WeightFormat, Zero};

@@ -56,7 +56,7 @@ pub(super) trait Gemm: Sized + 'static {
     /// The first parameter.
     type Arguments: Parameters;
     /// The same with several weights.
-    type Grouped: Parameters;
+    type Grouped: Parameters + From<(Self::Arguments, GroupedOperands)>;
 
     /// The form of a problem whose weights have atoms of a form that is known, or that which their format says; or why there is none.
     fn form(held: Option<Atom>, problem: &Problem) -> Answer<Form>;
@@ -91,9 +91,6 @@ pub(super) trait Gemm: Sized + 'static {
 
     /// The configuration for one of these tiles, and blocks at once. It takes no clusters.
     fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Self::Config, usize);
-
-    /// The parameters of a launch with several weights.
-    fn grouped(product: Self::Arguments, grouped: GroupedOperands) -> Self::Grouped;
 
     /// What a weight keeps prepared for it.
     fn products(w: &Weights) -> &Products<Self>;

@@ -51,6 +51,26 @@ parameters! {
     }
 }
 
+/// Declares `GroupedArguments` of a source, whose `Arguments` of one weight stand where this does.
+macro_rules! grouped_arguments {
+    () => {
+        $crate::cuda::parameters::parameters! {
+            /// `GroupedArguments` of the source.
+            pub(super) struct GroupedArguments {
+                product: $crate::cuda::parameters::Flat<Arguments>,
+                grouped: $crate::cuda::matmul::grouped::GroupedOperands,
+            }
+        }
+
+        impl From<(Arguments, $crate::cuda::matmul::grouped::GroupedOperands)> for GroupedArguments {
+            fn from((product, grouped): (Arguments, $crate::cuda::matmul::grouped::GroupedOperands)) -> Self {
+                Self { product: $crate::cuda::parameters::Flat(product), grouped }
+            }
+        }
+    };
+}
+pub(super) use grouped_arguments;
+
 /// Several weights, for products with rows that a device deals out to them. It holds addresses: of the weights, which must outlive
 /// it.
 #[derive(Debug)]
@@ -442,6 +462,6 @@ impl<T: Gemm + Debug> Product for Of<T> {
             list: list.pointer(),
             count: count.pointer(),
         };
-        prepared.function.launch_typed(stream, &prepared.launch, &T::grouped(product, grouped), &prepared.maps)
+        prepared.function.launch_typed(stream, &prepared.launch, &T::Grouped::from((product, grouped)), &prepared.maps)
     }
 }

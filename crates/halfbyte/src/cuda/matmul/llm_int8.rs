@@ -7,9 +7,9 @@
 use super::quantize_activations::{Form, Target};
 use super::quantized_rows::{QuantizedCall, QuantizedView, rows_form, run_quantized};
 use super::staged::aligned;
-use super::{Epilogue, Packed, float_type, pack};
+use super::{Epilogue, Packed, pack};
 use crate::cuda::driver::{Buffer, FloatView, FloatViewMut, Launch, Stream, View};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Gpu, Workspace};
 use crate::error::{Error, Result};

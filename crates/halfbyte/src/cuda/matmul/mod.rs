@@ -267,15 +267,6 @@ fn layout_of_pack(caps: &Caps, problem: &Problem) -> Option<&'static str> {
     KERNELS.iter().find(|kernel| kernel.packs && kernel.supports(caps, &one).is_ok()).map(|kernel| kernel.layout)
 }
 
-/// Number of a type in the sources.
-pub(super) fn float_type(dtype: Float) -> u32 {
-    match dtype {
-        Float::F16 => 0,
-        Float::BF16 => 1,
-        Float::F32 => 2,
-    }
-}
-
 /// Number of a function in the sources, and its limits.
 pub(super) fn activation(activation: Activation) -> (u32, f32, f32) {
     match activation {

@@ -16,7 +16,6 @@ mod whole;
 
 pub(super) use whole::Whole;
 
-use super::float_type;
 use super::simt::zero_kind;
 use super::staged::{aligned, bytes_of, bytes_of_rows, copy, copy_lines, params_of};
 use super::wna16::Weights;
@@ -24,7 +23,7 @@ use super::{KERNELS, Kernel, Packed};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, Launch, Sent, Stream, Uploader};
 use crate::cuda::nn::{FloatBuffer, Gate};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format};
@@ -237,6 +236,11 @@ impl<'a> Packer<'a> {
     /// Memory of the device that stays.
     pub(super) fn allocate<T: Pod>(&self, len: usize) -> Result<Buffer<T>> {
         self.gpu.context().allocate(len)
+    }
+
+    /// The same of floats of a type.
+    pub(super) fn allocate_floats(&self, dtype: Float, len: usize) -> Result<FloatBuffer> {
+        FloatBuffer::allocate(self.gpu, dtype, len)
     }
 
     /// Values on the device.

@@ -1,9 +1,8 @@
 //! Launches of `quantize_activations.cu`: activations to codes of 8 bits, as [`crate::quantize::activations`] has them.
 
-use super::float_type;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{FloatView, Launch, Stream, View, ViewMut};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 

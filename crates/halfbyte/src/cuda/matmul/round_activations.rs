@@ -3,7 +3,7 @@
 use super::pack::Packer;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Buffer, Launch, Stream, View};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::format::{Act, WeightFormat};
@@ -86,7 +86,7 @@ impl Groups {
             k: self.k as u64,
             group: self.group.min(u32::MAX as usize) as u32,
             groups: self.groups as u32,
-            x_type: super::float_type(dtype),
+            x_type: float_type(dtype),
             padding: 0,
         };
         let launch = form(rows as u32, self.groups as u32);

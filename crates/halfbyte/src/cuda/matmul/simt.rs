@@ -6,8 +6,9 @@ use super::pack::{Packer, Target, Whole};
 use super::plans::KeptPlans;
 use super::round_activations::{self, Groups};
 use super::{Call, Packed};
-use crate::cuda::driver::{Buffer, FloatView, Launch, Stream, View};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::driver::{Buffer, Launch, Stream, View};
+use crate::cuda::nn::FloatBuffer;
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -16,7 +17,6 @@ use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::codes::field_bits;
 use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
-use half::{bf16, f16};
 
 static SOURCE: Source = Source { path: "matmul/simt.cu", text: include_str!("simt.cu"), parameters: &[Params::LAYOUT] };
 
@@ -133,53 +133,11 @@ fn supports(problem: &Problem) -> std::result::Result<u32, Reason> {
     Ok(rows)
 }
 
-/// Floats that stay on a device.
-#[derive(Debug)]
-enum Floats {
-    F16(Buffer<f16>),
-    BF16(Buffer<bf16>),
-    F32(Buffer<f32>),
-}
-
-impl Floats {
-    fn allocate(packer: &Packer<'_>, dtype: Float, len: usize) -> Result<Self> {
-        Ok(match dtype {
-            Float::F16 => Self::F16(packer.allocate(len)?),
-            Float::BF16 => Self::BF16(packer.allocate(len)?),
-            Float::F32 => Self::F32(packer.allocate(len)?),
-        })
-    }
-
-    fn duplicate(&self, stream: &Stream) -> Result<Self> {
-        Ok(match self {
-            Self::F16(v) => Self::F16(v.duplicate(stream)?),
-            Self::BF16(v) => Self::BF16(v.duplicate(stream)?),
-            Self::F32(v) => Self::F32(v.duplicate(stream)?),
-        })
-    }
-
-    fn view(&self) -> FloatView<'_> {
-        match self {
-            Self::F16(v) => FloatView::F16(v.view()),
-            Self::BF16(v) => FloatView::BF16(v.view()),
-            Self::F32(v) => FloatView::F32(v.view()),
-        }
-    }
-
-    fn memory(&self) -> View<'_, u8> {
-        match self {
-            Self::F16(v) => v.view().cast(),
-            Self::BF16(v) => v.view().cast(),
-            Self::F32(v) => v.view().cast(),
-        }
-    }
-}
-
 #[derive(Debug)]
 enum DeviceZeros {
     Symmetric,
     Integer(Buffer<u16>),
-    Float(Floats),
+    Float(FloatBuffer),
 }
 
 impl DeviceZeros {
@@ -188,7 +146,7 @@ impl DeviceZeros {
         match self {
             Self::Symmetric => 0,
             Self::Integer(z) => z.pointer(),
-            Self::Float(o) => o.view().pointer(),
+            Self::Float(o) => o.all().pointer(),
         }
     }
 }
@@ -201,7 +159,7 @@ pub struct Weights {
     format: WeightFormat,
     act: Act,
     codes: Buffer<u32>,
-    scales: Floats,
+    scales: FloatBuffer,
     zeros: DeviceZeros,
     group_of: Option<Buffer<u32>>,
     /// Of x, where it is quantised.
@@ -225,11 +183,11 @@ impl Weights {
             format,
             act,
             codes: packer.allocate(sized(k.div_ceil(32 / field_bits(format.bits) as usize))?)?,
-            scales: Floats::allocate(packer, format.scale, params)?,
+            scales: packer.allocate_floats(format.scale, params)?,
             zeros: match format.zero {
                 Zero::Symmetric => DeviceZeros::Symmetric,
                 Zero::Integer => DeviceZeros::Integer(packer.allocate(params)?),
-                Zero::Float => DeviceZeros::Float(Floats::allocate(packer, format.scale, params)?),
+                Zero::Float => DeviceZeros::Float(packer.allocate_floats(format.scale, params)?),
             },
             group_of: group_of.map(|index| packer.upload(index)).transpose()?,
             groups_of_x: match act.is_quantized() {
@@ -241,7 +199,7 @@ impl Weights {
         };
         let target = Target::Plain {
             codes: packed.codes.pointer(),
-            scales: packed.scales.view().pointer(),
+            scales: packed.scales.all().pointer(),
             zeros: packed.zeros.pointer(),
         };
         packer.write(whole, parts, &target)?;
@@ -279,19 +237,19 @@ impl Weights {
 
     /// How many scales it has.
     pub(super) fn scales(&self) -> usize {
-        self.scales.view().len()
+        self.scales.len()
     }
 
     /// What kernels are told of it.
     pub(in crate::cuda) fn parts(&self) -> Parts {
         Parts {
             codes: self.codes.pointer(),
-            scales: self.scales.view().pointer(),
+            scales: self.scales.all().pointer(),
             zeros: self.zeros.pointer(),
             group_of: self.group_of.as_ref().map_or(0, Buffer::pointer),
             group: self.format.group.len(self.k).clamp(1, i32::MAX as usize) as u32,
             middle: self.format.middle(),
-            scale_type: super::float_type(self.scales.view().dtype()),
+            scale_type: float_type(self.scales.dtype()),
             zero_kind: zero_kind(self.format.zero),
             field_bits: field_bits(self.format.bits),
         }
@@ -301,11 +259,16 @@ impl Weights {
         let zeros = match &self.zeros {
             DeviceZeros::Symmetric => None,
             DeviceZeros::Integer(z) => Some(z.view().cast()),
-            DeviceZeros::Float(o) => Some(o.memory()),
+            DeviceZeros::Float(o) => Some(o.all().into_bytes()),
         };
         let group_of = self.group_of.as_ref().map(|index| index.view().cast());
         let of_x = self.groups_of_x.iter().flat_map(Groups::memory);
-        [self.codes.view().cast(), self.scales.memory()].into_iter().chain(zeros).chain(group_of).chain(of_x).collect()
+        [self.codes.view().cast(), self.scales.all().into_bytes()]
+            .into_iter()
+            .chain(zeros)
+            .chain(group_of)
+            .chain(of_x)
+            .collect()
     }
 }
 
@@ -406,9 +369,9 @@ fn multiply(
         k: w.k as u64,
         group: parts.group,
         middle: parts.middle,
-        x_type: super::float_type(x_type),
+        x_type: float_type(x_type),
         scale_type: parts.scale_type,
-        y_type: super::float_type(call.y.dtype()),
+        y_type: float_type(call.y.dtype()),
         zero_kind: parts.zero_kind,
         activation,
         low,

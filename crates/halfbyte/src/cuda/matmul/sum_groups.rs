@@ -2,7 +2,7 @@
 
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Launch, Stream};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::layout::cuda_wna16::STEP;
@@ -97,7 +97,7 @@ impl SumGroups {
             k: k as u32,
             atoms: atoms as u32,
             tokens: tokens as u32,
-            x_type: super::float_type(dtype),
+            x_type: float_type(dtype),
             padding: 0,
         };
         let launch = form(rows.next_multiple_of(tokens), atoms);

@@ -1,9 +1,9 @@
 //! Launches of `weight_range.cu`: whether weights lie within the range of f16.
 
-use super::{Packed, float_type, simt};
+use super::{Packed, simt};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Launch, Stream};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::format::Zero;

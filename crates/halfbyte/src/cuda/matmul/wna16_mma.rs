@@ -8,7 +8,7 @@
 pub mod config;
 
 use super::gemm::{self, Choice, Gemm, Operands, Placed, Products};
-use super::grouped::{self, GroupedOperands};
+use super::grouped::{self, grouped_arguments};
 use super::kernel::{Answer, Kernel};
 use super::wna16::{self, Weights};
 use crate::cuda::Caps;
@@ -157,10 +157,6 @@ impl Gemm for Wna16Mma {
         (config, config.workers(form.atom, form.out, caps))
     }
 
-    fn grouped(product: Arguments, grouped: GroupedOperands) -> GroupedArguments {
-        GroupedArguments { product: Flat(product), grouped }
-    }
-
     fn products(w: &Weights) -> &Products<Self> {
         &w.products.wna16_mma
     }
@@ -193,13 +189,9 @@ impl Arguments {
     }
 }
 
-parameters! {
-    /// `GroupedArguments` of the source.
-    pub(super) struct GroupedArguments {
-        product: Flat<Arguments>,
-        grouped: GroupedOperands,
-    }
+grouped_arguments!();
 
+parameters! {
     /// `Arguments` of the source.
     pub(in crate::cuda) struct Arguments {
         weight: Flat<gemm::Weight>,

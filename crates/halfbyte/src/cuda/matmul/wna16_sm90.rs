@@ -15,7 +15,7 @@ pub use candidates::{candidates, compiles};
 
 use super::folded_norm::{self, Fold};
 use super::gemm::{self, Choice, Gemm, Operands, Placed, Products, X};
-use super::grouped::{self, GroupedOperands};
+use super::grouped::{self, grouped_arguments};
 use super::kernel::{Answer, Kernel};
 use super::sum_groups::SumsOfX;
 use super::wna16::{self, Weights};
@@ -181,10 +181,6 @@ impl Gemm for Wna16Sm90 {
         (config, caps.multiprocessors.max(1) as usize * config.blocks)
     }
 
-    fn grouped(product: Arguments, grouped: GroupedOperands) -> GroupedArguments {
-        GroupedArguments { product: Flat(product), grouped }
-    }
-
     fn products(w: &Weights) -> &Products<Self> {
         &w.products.wna16_sm90
     }
@@ -208,13 +204,9 @@ impl Gemm for Wna16Sm90 {
     }
 }
 
-parameters! {
-    /// `GroupedArguments` of the source.
-    pub(super) struct GroupedArguments {
-        product: Flat<Arguments>,
-        grouped: GroupedOperands,
-    }
+grouped_arguments!();
 
+parameters! {
     /// `Arguments` of the source.
     pub(in crate::cuda) struct Arguments {
         weight: Flat<gemm::Weight>,

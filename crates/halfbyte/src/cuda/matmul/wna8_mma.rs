@@ -8,7 +8,7 @@
 pub mod config;
 
 use super::gemm::{self, Choice, Gemm, Operands, Placed, Products};
-use super::grouped::{self, GroupedOperands};
+use super::grouped::{self, grouped_arguments};
 use super::kernel::{Answer, Kernel};
 use super::quantize_activations;
 use super::wna8::{self, Terms};
@@ -142,10 +142,6 @@ impl Gemm for Wna8Mma {
         (config, config.workers(form.atom, form.terms, form.out, caps))
     }
 
-    fn grouped(product: Arguments, grouped: GroupedOperands) -> GroupedArguments {
-        GroupedArguments { product: Flat(product), grouped }
-    }
-
     fn products(w: &Weights) -> &Products<Self> {
         &w.products.wna8_mma
     }
@@ -169,13 +165,9 @@ impl Gemm for Wna8Mma {
     }
 }
 
-parameters! {
-    /// `GroupedArguments` of the source.
-    pub(super) struct GroupedArguments {
-        product: Flat<Arguments>,
-        grouped: GroupedOperands,
-    }
+grouped_arguments!();
 
+parameters! {
     /// `Arguments` of the source.
     pub(super) struct Arguments {
         weight: Flat<gemm::Weight>,

@@ -11,7 +11,7 @@ pub(in crate::cuda) use super::wna8::MOST_K;
 pub use super::wna8::form;
 
 use super::gemm::{self, Choice, Gemm, Operands, Placed, Products, X};
-use super::grouped::{self, GroupedOperands};
+use super::grouped::{self, grouped_arguments};
 use super::kernel::{Answer, Kernel};
 use super::quantize_activations::{self, Form as QuantizedForm};
 use super::wna8::{self, Terms};
@@ -134,10 +134,6 @@ impl Gemm for Wna8Sm90 {
         (config::grouped(form.atom, form.terms, shape, form.out, workers), workers)
     }
 
-    fn grouped(product: Arguments, grouped: GroupedOperands) -> GroupedArguments {
-        GroupedArguments { product: Flat(product), grouped }
-    }
-
     fn products(w: &Weights) -> &Products<Self> {
         &w.products.wna8_sm90
     }
@@ -161,13 +157,9 @@ impl Gemm for Wna8Sm90 {
     }
 }
 
-parameters! {
-    /// `GroupedArguments` of the source.
-    pub(super) struct GroupedArguments {
-        product: Flat<Arguments>,
-        grouped: GroupedOperands,
-    }
+grouped_arguments!();
 
+parameters! {
     /// `Arguments` of the source.
     pub(in crate::cuda) struct Arguments {
         weight: Flat<gemm::Weight>,

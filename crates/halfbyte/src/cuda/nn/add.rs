@@ -1,10 +1,9 @@
 //! Launches of `add.cu`: sums of what two paths of a network have come to.
 
-use super::floats::float_type;
 use super::{launch, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View, ViewMut};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::format::int8::{Byte, Sum};

@@ -1,7 +1,6 @@
 //! Attention over a cache of keys and values: launches of `attention.cu`, and the choice between it, `attention_wgmma.cu` and
 //! `attention_mma.cu` for many rows, and `flash_decoding_sm90.cu` and `flash_decoding.cu` for one row of each text.
 
-use super::floats::float_type;
 use super::kv_cache::{KvCache, element_type};
 use super::rope::{HeadNorms, Rope};
 use super::{
@@ -11,7 +10,7 @@ use super::{
 use crate::checks::check_cap;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatViewMut, Stream, View};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::kernel::Heads;

@@ -13,12 +13,12 @@
 //! Up to 16 rows weights are read once, and a row has the same bits whatever the others are and however many; by `dense_rows_sm90` up to 32, by `dense_tf32`
 //! always. All multiply without rounding and add up in f32, so that one bound holds for all. Each can be put into a stream that is being recorded.
 
-use super::floats::{FloatBuffer, float_type};
+use super::floats::FloatBuffer;
 use super::{dense_rows_sm90, dense_tf32, launch, overlapping, same_length};
 use crate::cuda::cublaslt::{self, Matrices, alignment};
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View};
 use crate::cuda::matmul::finish::Finish;
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace, matmul};
 use crate::error::{Error, Result};

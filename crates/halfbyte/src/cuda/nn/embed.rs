@@ -1,11 +1,10 @@
 //! Launches of `embed.cu`: vectors of tokens.
 
-use super::floats::float_type;
 use super::{launch, narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, Stream, View, ViewMut};
 use crate::cuda::matmul::{Packed, dequantize};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 

@@ -1,9 +1,10 @@
 //! Floats that stay on a device, of one of the three types.
 
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream};
+use crate::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, View};
 use crate::error::Result;
 use crate::tensor::{Float, Floats};
+use bytemuck::Pod;
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -41,12 +42,26 @@ impl FloatBuffer {
         Ok(buffer)
     }
 
-    /// Another buffer with the same content, once the stream is done.
+    /// Another buffer with the same content, once the stream is done. Error: memory is short.
     pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
         Ok(match self {
             Self::F16(v) => Self::F16(v.duplicate(stream)?),
             Self::BF16(v) => Self::BF16(v.duplicate(stream)?),
             Self::F32(v) => Self::F32(v.duplicate(stream)?),
+        })
+    }
+
+    /// A copy on the host of some of it, widened (exact), once the stream is done. Panics if the range does not lie within.
+    pub fn to_f32(&self, stream: &Stream, range: Range<usize>) -> Result<Vec<f32>> {
+        fn download<T: Pod>(stream: &Stream, from: View<'_, T>) -> Result<Vec<T>> {
+            let mut to = vec![T::zeroed(); from.len()];
+            stream.download(from, &mut to)?;
+            Ok(to)
+        }
+        Ok(match self.view(range) {
+            FloatView::F16(v) => Floats::F16(&download(stream, v)?).to_f32(),
+            FloatView::BF16(v) => Floats::BF16(&download(stream, v)?).to_f32(),
+            FloatView::F32(v) => download(stream, v)?,
         })
     }
 
@@ -83,6 +98,16 @@ impl FloatBuffer {
         self.len() * self.dtype().size_bytes()
     }
 
+    /// All of it.
+    pub fn all(&self) -> FloatView<'_> {
+        self.view(0..self.len())
+    }
+
+    /// All of it, to be written.
+    pub fn all_mut(&mut self) -> FloatViewMut<'_> {
+        self.view_mut(0..self.len())
+    }
+
     /// Some of it; panics if the range does not lie within.
     pub fn view(&self, range: Range<usize>) -> FloatView<'_> {
         match self {
@@ -99,14 +124,5 @@ impl FloatBuffer {
             Self::BF16(v) => FloatViewMut::BF16(v.view_mut().slice(range)),
             Self::F32(v) => FloatViewMut::F32(v.view_mut().slice(range)),
         }
-    }
-}
-
-/// As `FloatType` in `include/floats.cuh`.
-pub(super) fn float_type(dtype: Float) -> u32 {
-    match dtype {
-        Float::F16 => 0,
-        Float::BF16 => 1,
-        Float::F32 => 2,
     }
 }

@@ -1,12 +1,11 @@
 //! Launches of `gate.cu`: what an MLP does between its products.
 
-use super::floats::float_type;
 use super::{launch, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View};
 use crate::cuda::matmul::quantize_activations::{self, Target, quantizer, quantizers};
 use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut, activation};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::kernel::Activation;

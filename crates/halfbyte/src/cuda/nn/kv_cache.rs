@@ -1,10 +1,11 @@
 //! Keys and values of past positions, on a device: floats, or codes of 8 bits with scales.
 
 use super::attention::LARGEST_HEAD;
-use super::floats::{FloatBuffer, float_type};
+use super::floats::FloatBuffer;
 use super::narrow;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Buffer, FloatView, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
+use crate::cuda::parameters::float_type;
 use crate::cuda::sources::Arch;
 use crate::error::{Error, Result};
 use crate::kernel::{Heads, KvType};

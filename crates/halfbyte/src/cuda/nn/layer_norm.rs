@@ -1,11 +1,10 @@
 //! Launches of `layer_norm.cu`: LayerNorms, with what is added before.
 
 use super::collectives::{Collectives, Ranks, Update};
-use super::floats::float_type;
 use super::{MOST_BLOCKS_ACROSS, THREADS_OF_ROW, form_of_rows, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Stream, View, ViewMut};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::tensor::Float;

@@ -1,7 +1,6 @@
 //! Launches of `persistent_decode.cu`: all layers of a step of one token in one kernel.
 
 use super::collectives::Neighbours;
-use super::floats::float_type;
 use super::kv_cache::KvCache;
 use super::persistent_layers::{Layer, PersistentLayers, StreamNorm};
 use super::persistent_plan::{COPYING_WARPS, MOST_RANKS, MOST_ROPES, Plan, Sizes, WARPS};
@@ -9,7 +8,7 @@ use super::rope::Rope;
 use super::{narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Inbox, Launch, Stream, TensorMap, View};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::Source;
 use crate::error::{Error, Result};
 use crate::kv_pages::PAGE_LENGTH;

@@ -1,12 +1,12 @@
 //! Which models `persistent_decode.cu` takes, and what it is compiled for: sizes, forms of weights, shared memory.
 
 use super::Gate;
-use super::floats::float_type;
 use super::persistent_decode::SOURCE;
 use super::persistent_layers::{Layer, StepLayer, StepMlp};
 use super::persistent_model::{Mixture, Steps, Weights, atom_of, most_bits};
 use crate::cuda::Caps;
 use crate::cuda::matmul::{grouped, with_table};
+use crate::cuda::parameters::float_type;
 use crate::cuda::sources::Instance;
 use crate::format::Act;
 use crate::kernel::{Activation, Heads, Reason};

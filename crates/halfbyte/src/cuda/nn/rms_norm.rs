@@ -1,7 +1,6 @@
 //! Launches of `rms_norm.cu`: RMS norms, with what is added before, and with what products make of them.
 
 use super::collectives::{Collectives, Ranks, Update};
-use super::floats::float_type;
 use super::{
     THREADS_OF_ROW, THREADS_OF_ROW_ALONE, form_of_rows, launch, overlapping, rows_alone, rows_of, same_length,
 };
@@ -9,7 +8,7 @@ use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
 use crate::cuda::matmul::{NextNorm, NextOperands, QuantizedForm, QuantizedViewMut};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Parameters, float_type, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::tensor::Float;

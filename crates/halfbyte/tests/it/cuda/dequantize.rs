@@ -1,7 +1,7 @@
 //! Weights as floats bit for bit, and products of them by cuBLASLt against the f64 reference.
 
 use super::gpus;
-use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use crate::data::{ACTIVATIONS, Random, parse, rounded, with_zeros_in_bytes};
 use half::{bf16, f16};
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream};
 use halfbyte::cuda::matmul::dequantize_cublaslt::{self as floor, SLAB_BYTES};
@@ -323,15 +323,7 @@ fn bias_and_activation_come_last_in_every_type() {
             let x = rounded(&random.normals(m * k), x_type);
             let plain = reference::linear(&x, m, &w, parse(name).act);
             for packed in packed(gpu, &stream, &w, name) {
-                for activation in [
-                    Activation::None,
-                    Activation::Relu,
-                    Activation::Relu6,
-                    Activation::Clamp(-0.5, 0.25),
-                    Activation::Gelu,
-                    Activation::GeluTanh,
-                    Activation::Silu,
-                ] {
+                for activation in ACTIVATIONS {
                     for bias_on_device in [None, Some(on_device.view())] {
                         let what = format!("{x_type} to {y_type} {activation:?} {}", packed.layout());
                         let product =

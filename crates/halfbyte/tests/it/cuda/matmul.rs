@@ -2,7 +2,7 @@
 
 use super::products::{Bench, TYPES, caps, check, formats_of_atoms, reference_of};
 use super::{gpus, in_child, is_child};
-use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use crate::data::{ACTIVATIONS, Random, parse, rounded, with_zeros_in_bytes};
 use half::f16;
 use halfbyte::Float;
 use halfbyte::cuda::cache::Cache;
@@ -273,15 +273,7 @@ fn bias_and_activation_come_last() {
             let bench = Bench::new(kernel, &gpu, &stream);
             let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
             let on_device = bench.upload(&bias);
-            for activation in [
-                Activation::None,
-                Activation::Relu,
-                Activation::Relu6,
-                Activation::Clamp(-0.5, 0.25),
-                Activation::Gelu,
-                Activation::GeluTanh,
-                Activation::Silu,
-            ] {
+            for activation in ACTIVATIONS {
                 let epilogue = Epilogue { bias: Some(on_device.view()), activation };
                 let y = bench.forward(&packed, &x, [x_type, Float::F32], 6, epilogue);
                 for (i, &y) in y.iter().enumerate() {

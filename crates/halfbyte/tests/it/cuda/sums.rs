@@ -4,7 +4,7 @@ use super::gpus;
 use super::products::TYPES;
 use crate::data::{Random, rounded};
 use halfbyte::cuda::Gpu;
-use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
+use halfbyte::cuda::driver::{Buffer, Stream};
 use halfbyte::cuda::nn::{self, FloatBuffer};
 use halfbyte::format::int8::{Affine, Byte, Mean, Sum};
 use halfbyte::{Error, Float, Floats};
@@ -87,18 +87,7 @@ impl Bench<'_> {
     }
 
     fn widened(&self, floats: &FloatBuffer) -> Vec<f32> {
-        macro_rules! read {
-            ($view:expr, $zero:expr) => {{
-                let mut out = vec![$zero; floats.len()];
-                self.stream.download($view, &mut out).unwrap();
-                out
-            }};
-        }
-        match floats.view(0..floats.len()) {
-            FloatView::F16(v) => read!(v, half::f16::ZERO).into_iter().map(half::f16::to_f32).collect(),
-            FloatView::BF16(v) => read!(v, half::bf16::ZERO).into_iter().map(half::bf16::to_f32).collect(),
-            FloatView::F32(v) => read!(v, 0.0),
-        }
+        floats.to_f32(&self.stream, 0..floats.len()).unwrap()
     }
 }
 
