@@ -41,17 +41,16 @@ pub use report::{ActivationReport, LayerReport};
 use crate::arch::spec::Shape;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::eval::first_tokens;
 use crate::load;
 use crate::tokenizer::Tokenizer;
 use blame::blame;
-use fnv::FnvHasher;
 use halfbyte::cpu::Cpu;
 use halfbyte::{Act, Format, QTensor, WeightFormat};
 use halfbyte_checkpoint::Weights;
 use piece::{Piece, Streams};
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
-use std::hash::Hasher;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, UNIX_EPOCH};
@@ -153,15 +152,8 @@ pub fn windows(
         return Err(Error::invalid(OP, "a window of at least 1 token", "0"));
     }
     let wanted = window.saturating_mul(most);
-    let mut tokens = Vec::new();
-    for document in documents {
-        if tokens.len() >= wanted {
-            break;
-        }
-        tokens.extend(bos);
-        tokens.extend(tokenizer.encode(document)?);
-    }
-    tokens.truncate(wanted.min(tokens.len() / window * window));
+    let mut tokens = first_tokens(tokenizer, documents, bos, wanted)?;
+    tokens.truncate(tokens.len() / window * window);
     Ok(tokens)
 }
 
@@ -385,9 +377,8 @@ fn manifest(job: &Job<'_>) -> Result<Map<String, Value>> {
 
 /// A hash that is the same everywhere and always.
 fn fnv1a(bytes: &[u8]) -> String {
-    let mut hasher = FnvHasher::default();
-    hasher.write(bytes);
-    format!("{:016x}", hasher.finish())
+    let with = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, with))
 }
 
 /// The embedding of all windows.
