@@ -74,7 +74,7 @@ impl Model {
         Self::from_weights(Config::from_weights(&weights)?, &weights, options)
     }
 
-    /// Loads the tensors of an open checkpoint.
+    /// Loads the tensors of an open checkpoint. Errors: as [`Model::load`].
     pub fn from_weights(config: Config, weights: &Weights, options: &LoadOptions) -> Result<Self> {
         let Contradictions { uncounted, unused, .. } = contradictions(&config, weights);
         if let Some(Finding { subject, text }) = uncounted {
@@ -154,7 +154,8 @@ impl Model {
     }
 
     /// Makes ready what is otherwise made when it is first needed: on a GPU the kernels, which take seconds to compile for
-    /// the first time on a machine. `progress` is told how much of how much is done, from any thread.
+    /// the first time on a machine. `progress` is told how much of how much is done, from any thread. Errors: a compiler or memory that
+    /// is not to be had.
     pub fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         self.resident.prepare(progress)
     }
@@ -226,12 +227,20 @@ impl<'m> Session<'m> {
         self.len() == 0
     }
 
+<<<<<<< HEAD
     /// Forgets everything; the room stays. Error: the device's.
+=======
+    /// Forgets everything; the room stays. Error: a device that fails.
+>>>>>>> 99382430 (Docs of sessions, tokenizers, scores and templates say what errors there are)
     pub fn clear(&mut self) -> Result<()> {
         self.forget(0)
     }
 
+<<<<<<< HEAD
     /// Forgets tokens from a position on, if there are such; the room stays. Error: the device's.
+=======
+    /// Forgets tokens from a position on, if there are such; the room stays. Error: a device that fails.
+>>>>>>> 99382430 (Docs of sessions, tokenizers, scores and templates say what errors there are)
     pub fn forget(&mut self, position: usize) -> Result<()> {
         self.follows = false;
         self.tokens.truncate(position);
@@ -239,7 +248,11 @@ impl<'m> Session<'m> {
     }
 
     /// Makes ready for a text that may begin as the one that was read: forgets what differs, and returns how many of `tokens` need
+<<<<<<< HEAD
     /// not be read again. The last one is read always, for the logits after it. Error: the device's.
+=======
+    /// not be read again. The last one is read always, for the logits after it. Error: as [`Session::forget`].
+>>>>>>> 99382430 (Docs of sessions, tokenizers, scores and templates say what errors there are)
     pub fn keep_beginning(&mut self, tokens: &[u32]) -> Result<usize> {
         let same = self.tokens.iter().zip(tokens).take_while(|(read, token)| read == token).count();
         let kept = same.min(tokens.len().saturating_sub(1));

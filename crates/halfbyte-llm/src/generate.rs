@@ -88,7 +88,8 @@ impl Session<'_> {
     }
 
     /// Continues a prompt as [`Session::generate`] does; `show` is handed each token with its text and, if `logprobs` says of how
-    /// many of the most likely tokens, how likely it was. The token that ends the text is not shown.
+    /// many of the most likely tokens, how likely it was. The token that ends the text is not shown. Errors: as
+    /// [`Session::generate`].
     pub fn generate_pieces(
         &mut self,
         tokenizer: &Tokenizer,

@@ -21,12 +21,13 @@ const MOST_FIELDS: usize = 1 << 14;
 
 impl Weights {
     /// The template of conversations, in GGUF's metadata, `chat_template.jinja` or `tokenizer_config.json`, if there is one; of
-    /// several with names the one named "default".
+    /// several with names the one named "default". Errors: files that cannot be read, or hold no such thing.
     pub fn chat_template(&self) -> Result<Option<String>> {
         self.template(DEFAULT)
     }
 
-    /// That of conversations with tools, where a model has another for them, named "tool_use".
+    /// That of conversations with tools, where a model has another for them, named "tool_use". Errors: as
+    /// [`Weights::chat_template`].
     pub fn tool_template(&self) -> Result<Option<String>> {
         self.template("tool_use")
     }
