@@ -1,11 +1,11 @@
 //! `Conv2d`: a convolution's weight packed for a device, and calls of it.
 
-use crate::device::{self, On, place_of};
+use crate::device::{self, On, forward, of_layer, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::linear::{Input32, activation_of, bias_of};
 use crate::number::{self, either, refuse_truth_values};
 use crate::quantize::Rounding;
-use crate::tensor::{Input, Output, Place, Shape, float_of, same_place, wrong_type};
+use crate::tensor::{Input, Output, Shape, float_of, same_place, wrong_type};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::quantize::rtn_conv2d;
 use halfbyte::{Activation, Cpu, Cuda, Device, Format, QTensor, Weight};
@@ -183,37 +183,23 @@ impl Conv2d {
         };
         fn finished<D: Device>(
             layer: halfbyte::Conv2d<D>,
-            bias: Option<Vec<f32>>,
+            bias: Option<&Vec<f32>>,
             activation: Activation,
             layout: Layout2d,
         ) -> halfbyte::Result<halfbyte::Conv2d<D>> {
             let layer = match bias {
-                Some(bias) => layer.with_bias(bias)?,
+                Some(bias) => layer.with_bias(bias.clone())?,
                 None => layer,
             };
             Ok(layer.with_activation(activation).with_layouts(layout, layout))
         }
-        let given = &given;
-        let layer = match place {
-            Place::Cpu => {
-                let cpu = device::cpu(py)?;
-                let pack = || {
-                    let layer = halfbyte::Conv2d::on(&*cpu, given.weight(&geometry), geometry)?;
-                    finished(layer, bias, activation, layout)
-                };
-                Layer::Cpu(device::compute(py, pack)?)
-            }
-            Place::Cuda(index) => {
-                let queue = device::own_queue(py, index)?;
-                let pack = || {
-                    let layer = halfbyte::Conv2d::on(&queue, given.weight(&geometry), geometry)?;
-                    let layer = finished(layer, bias, activation, layout)?;
-                    queue.synchronize()?;
-                    Ok::<_, halfbyte::Error>(layer)
-                };
-                Layer::Cuda(index, device::compute(py, pack)?)
-            }
-        };
+        let (weight, bias) = (given.weight(&geometry), bias.as_ref());
+        let layer = device::pack(
+            py,
+            place,
+            |cpu| finished(halfbyte::Conv2d::on(cpu, weight, geometry)?, bias, activation, layout),
+            |queue| finished(halfbyte::Conv2d::on(queue, weight, geometry)?, bias, activation, layout),
+        )?;
         Ok(Self { layer, geometry, layout })
     }
 
@@ -232,39 +218,21 @@ impl Conv2d {
         }
         same_place(OP, &x, self.layer.place(), "the weight lies")?;
         let mut y = Output::new(OP, out, &x, shape, x.dtype())?;
-        match &self.layer {
-            Layer::Cpu(layer) => {
-                let cpu = device::cpu(py)?;
-                let (x, y) = (x.floats("x")?, y.floats_mut()?);
-                py.detach(|| layer.forward(&*cpu, x, batch, size, y)).map_err(Failure::from)?;
-            }
-            Layer::Cuda(index, layer) => {
-                let queue = device::queue(py, *index, x.stream())?;
-                let (view, y) = (x.float_view("x")?, y.float_view_mut()?);
-                py.detach(|| layer.forward(&queue, view, batch, size, y)).map_err(Failure::from)?;
-                x.settle(&queue).map_err(Failure::from)?;
-            }
-        }
+        forward!(py, &self.layer, x, brief false, forward(batch, size),
+            cpu x.floats("x")? => y.floats_mut()?, gpu x.float_view("x")? => y.float_view_mut()?);
         y.finish(py)
     }
 
     /// Format of the weight, as `w4a16-g32`; None if it is dense.
     #[getter]
     fn format(&self) -> Option<String> {
-        let format = match &self.layer {
-            Layer::Cpu(layer) => layer.format(),
-            Layer::Cuda(_, layer) => layer.format(),
-        };
-        format.map(|format| format.to_string())
+        of_layer!(&self.layer, layer => layer.format()).map(|format| format.to_string())
     }
 
     /// Bytes that the packed weight takes.
     #[getter]
     fn nbytes(&self) -> usize {
-        match &self.layer {
-            Layer::Cpu(layer) => layer.bytes(),
-            Layer::Cuda(_, layer) => layer.bytes(),
-        }
+        of_layer!(&self.layer, layer => layer.bytes())
     }
 
     /// Where the weight lies: `cpu` or `cuda:N`.

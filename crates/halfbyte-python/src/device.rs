@@ -74,6 +74,64 @@ impl<C, G> On<C, G> {
     }
 }
 
+/// Packs a layer for a device.
+pub fn pack<C: Send, G: Send>(
+    py: Python<'_>,
+    place: Place,
+    on_cpu: impl FnOnce(&Cpu) -> halfbyte::Result<C> + Send,
+    on_gpu: impl FnOnce(&Cuda) -> halfbyte::Result<G> + Send,
+) -> Result<On<C, G>> {
+    Ok(match place {
+        Place::Cpu => {
+            let cpu = cpu(py)?;
+            On::Cpu(compute(py, || on_cpu(&cpu))?)
+        }
+        Place::Cuda(index) => {
+            let queue = own_queue(py, index)?;
+            let pack = || {
+                let layer = on_gpu(&queue)?;
+                // Whoever uses it next works in another stream.
+                queue.synchronize()?;
+                Ok::<_, halfbyte::Error>(layer)
+            };
+            On::Cuda(index, compute(py, pack)?)
+        }
+    })
+}
+
+/// What a layer on either device says.
+macro_rules! of_layer {
+    ($on:expr, $layer:ident => $says:expr) => {
+        match $on {
+            $crate::device::On::Cpu($layer) => $says,
+            $crate::device::On::Cuda(_, $layer) => $says,
+        }
+    };
+}
+pub(crate) use of_layer;
+
+/// Multiplies x to y where a layer lies: on the CPU, or in the stream that x's library works in. Without Python's lock, but where what is
+/// done on a CPU is brief: handing the lock over and back would take longer. `$arguments` are what `$forward` takes between x and y.
+macro_rules! forward {
+    ($py:ident, $on:expr, $of:ident, brief $brief:expr, $forward:ident($($argument:expr),*), cpu $x:expr => $y:expr, gpu $gpu_x:expr => $gpu_y:expr) => {
+        match $on {
+            $crate::device::On::Cpu(layer) => {
+                let cpu = $crate::device::cpu($py)?;
+                let (x, y) = ($x, $y);
+                let forward = || layer.$forward(&*cpu, x, $($argument,)* y);
+                (if $brief { forward() } else { $py.detach(forward) }).map_err($crate::error::Failure::from)?;
+            }
+            $crate::device::On::Cuda(index, layer) => {
+                let queue = $crate::device::queue($py, *index, $of.stream())?;
+                let (x, y) = ($gpu_x, $gpu_y);
+                $py.detach(|| layer.$forward(&queue, x, $($argument,)* y)).map_err($crate::error::Failure::from)?;
+                $of.settle(&queue).map_err($crate::error::Failure::from)?;
+            }
+        }
+    };
+}
+pub(crate) use forward;
+
 /// GPU `index` with a caller's stream.
 pub fn queue(py: Python<'_>, index: u32, stream: usize) -> Result<Cuda> {
     // A process that was forked has none.

@@ -1,12 +1,12 @@
 //! `LinearInt8` and `Conv2dInt8`: bytes with a scale and a zero point in, bytes or floats out.
 
 use crate::conv2d::{Pair, geometry, images, layout_of};
-use crate::device::{self, On, place_of};
-use crate::error::{Failure, Result, invalid};
+use crate::device::{self, On, forward, of_layer, place_of};
+use crate::error::{Result, invalid};
 use crate::linear::{activation_of, bias_of};
 use crate::number::{self, either, refuse_truth_values};
 use crate::quantize::matrix;
-use crate::tensor::{DataType, Input, Output, Place, Shape, rows_of, same_place, type_of_byte, wrong_type};
+use crate::tensor::{DataType, Input, Output, Shape, rows_of, same_place, type_of_byte, wrong_type};
 use halfbyte::conv::{Geometry, Layout2d};
 use halfbyte::format::int8::{Affine, Byte, Bytes, Int8Weight};
 use halfbyte::{Cpu, Cuda};
@@ -170,31 +170,14 @@ fn device_bytes_mut<'a>(y: &'a mut Output<'_>, byte: Byte) -> halfbyte::cuda::An
 }
 
 /// Runs a layer of bytes: `$arguments` are what its `forward` takes between x and y.
-macro_rules! forward {
-    ($py:ident, $kind:ident, $of:expr, $x:ident, ($($argument:expr),*), $y:ident) => {
-        match (&$of.layer, $of.y) {
-            ($kind::Cpu(layer), Some(_)) => {
-                let cpu = device::cpu($py)?;
-                let (x, y) = ($x.bytes("x")?, $y.bytes_mut()?);
-                $py.detach(|| layer.forward(&*cpu, x, $($argument,)* y)).map_err(Failure::from)?;
-            }
-            ($kind::Cpu(layer), None) => {
-                let cpu = device::cpu($py)?;
-                let (x, y) = ($x.bytes("x")?, $y.floats_mut()?);
-                $py.detach(|| layer.forward_floats(&*cpu, x, $($argument,)* y)).map_err(Failure::from)?;
-            }
-            ($kind::Cuda(index, layer), Some(affine)) => {
-                let queue = device::queue($py, *index, $x.stream())?;
-                let (x, y) = (device_bytes(&$x)?, device_bytes_mut(&mut $y, affine.byte()));
-                $py.detach(|| layer.forward(&queue, x, $($argument,)* y)).map_err(Failure::from)?;
-                $x.settle(&queue).map_err(Failure::from)?;
-            }
-            ($kind::Cuda(index, layer), None) => {
-                let queue = device::queue($py, *index, $x.stream())?;
-                let (x, y) = (device_bytes(&$x)?, $y.float_view_mut()?);
-                $py.detach(|| layer.forward_floats(&queue, x, $($argument,)* y)).map_err(Failure::from)?;
-                $x.settle(&queue).map_err(Failure::from)?;
-            }
+macro_rules! forward_bytes {
+    ($py:ident, $of:expr, $x:ident, ($($argument:expr),*), $y:ident) => {
+        match $of.y {
+            Some(affine) => forward!($py, &$of.layer, $x, brief false, forward($($argument),*),
+                cpu $x.bytes("x")? => $y.bytes_mut()?,
+                gpu device_bytes(&$x)? => device_bytes_mut(&mut $y, affine.byte())),
+            None => forward!($py, &$of.layer, $x, brief false, forward_floats($($argument),*),
+                cpu $x.bytes("x")? => $y.floats_mut()?, gpu device_bytes(&$x)? => $y.float_view_mut()?),
         }
     };
 }
@@ -244,24 +227,12 @@ impl LinearInt8 {
         let (bias, activation) = (Bias::of(OP, bias, shape[0])?, activation_of(activation)?);
         let w = Int8Weight::new(typed(&codes, byte), shape, &given.scales, &given.zeros)?;
         let (x, y) = (given.x, given.y);
-        let layer = match place {
-            Place::Cpu => {
-                let cpu = device::cpu(py)?;
-                let pack = || -> halfbyte::Result<_> {
-                    Ok(finished!(halfbyte::LinearInt8::on(&*cpu, &w, x, y)?, bias, activation))
-                };
-                LinearLayer::Cpu(device::compute(py, pack)?)
-            }
-            Place::Cuda(index) => {
-                let queue = device::own_queue(py, index)?;
-                let pack = || -> halfbyte::Result<_> {
-                    let layer = finished!(halfbyte::LinearInt8::on(&queue, &w, x, y)?, bias, activation);
-                    queue.synchronize()?;
-                    Ok(layer)
-                };
-                LinearLayer::Cuda(index, device::compute(py, pack)?)
-            }
-        };
+        let layer = device::pack(
+            py,
+            place,
+            |cpu| Ok(finished!(halfbyte::LinearInt8::on(cpu, &w, x, y)?, bias, activation)),
+            |queue| Ok(finished!(halfbyte::LinearInt8::on(queue, &w, x, y)?, bias, activation)),
+        )?;
         let y_type = type_of_y(given.y, y_dtype.unwrap_or("float32"))?;
         Ok(Self { layer, sizes: shape, x: given.x.byte(), y: given.y, y_type })
     }
@@ -283,17 +254,14 @@ impl LinearInt8 {
         }
         same_place(OP, &x, self.layer.place(), "the weight lies")?;
         let mut y = Output::new(OP, out, &x, x.shape().with_last(n)?, self.y_type)?;
-        forward!(py, LinearLayer, self, x, (m), y);
+        forward_bytes!(py, self, x, (m), y);
         y.finish(py)
     }
 
     /// Bytes that the packed weight takes.
     #[getter]
     fn nbytes(&self) -> usize {
-        match &self.layer {
-            LinearLayer::Cpu(layer) => layer.bytes(),
-            LinearLayer::Cuda(_, layer) => layer.bytes(),
-        }
+        of_layer!(&self.layer, layer => layer.bytes())
     }
 
     /// Where the weight lies: `cpu` or `cuda:N`.
@@ -386,26 +354,18 @@ impl Conv2dInt8 {
         let bias = Bias::of(OP, bias, geometry.co)?;
         let w = Int8Weight::new(typed(&codes, byte), given.shape, &given.scales, &given.zeros)?;
         let (x, y) = (given.x, given.y);
-        let layer = match place {
-            Place::Cpu => {
-                let cpu = device::cpu(py)?;
-                let pack = || -> halfbyte::Result<_> {
-                    let layer = halfbyte::Conv2dInt8::on(&*cpu, &w, geometry, x, y)?;
-                    Ok(finished!(layer, bias, activation).with_layouts(layout, layout))
-                };
-                ConvLayer::Cpu(device::compute(py, pack)?)
-            }
-            Place::Cuda(index) => {
-                let queue = device::own_queue(py, index)?;
-                let pack = || -> halfbyte::Result<_> {
-                    let layer = halfbyte::Conv2dInt8::on(&queue, &w, geometry, x, y)?;
-                    let layer = finished!(layer, bias, activation).with_layouts(layout, layout);
-                    queue.synchronize()?;
-                    Ok(layer)
-                };
-                ConvLayer::Cuda(index, device::compute(py, pack)?)
-            }
-        };
+        let layer = device::pack(
+            py,
+            place,
+            |cpu| {
+                let layer = halfbyte::Conv2dInt8::on(cpu, &w, geometry, x, y)?;
+                Ok(finished!(layer, bias, activation).with_layouts(layout, layout))
+            },
+            |queue| {
+                let layer = halfbyte::Conv2dInt8::on(queue, &w, geometry, x, y)?;
+                Ok(finished!(layer, bias, activation).with_layouts(layout, layout))
+            },
+        )?;
         let y_type = type_of_y(given.y, y_dtype.unwrap_or("float32"))?;
         Ok(Self { layer, geometry, layout, x: given.x.byte(), y: given.y, y_type })
     }
@@ -426,17 +386,14 @@ impl Conv2dInt8 {
         }
         same_place(OP, &x, self.layer.place(), "the weight lies")?;
         let mut y = Output::new(OP, out, &x, shape, self.y_type)?;
-        forward!(py, ConvLayer, self, x, (batch, size), y);
+        forward_bytes!(py, self, x, (batch, size), y);
         y.finish(py)
     }
 
     /// Bytes that the packed weight takes.
     #[getter]
     fn nbytes(&self) -> usize {
-        match &self.layer {
-            ConvLayer::Cpu(layer) => layer.bytes(),
-            ConvLayer::Cuda(_, layer) => layer.bytes(),
-        }
+        of_layer!(&self.layer, layer => layer.bytes())
     }
 
     /// Where the weight lies: `cpu` or `cuda:N`.

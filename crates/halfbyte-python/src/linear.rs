@@ -1,6 +1,6 @@
 //! `Linear`: a weight packed for a device, and calls of it.
 
-use crate::device::{self, On, place_of};
+use crate::device::{self, On, forward, of_layer, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::number;
 use crate::quantize::{QuantizedTensor, Rounding, matrix};
@@ -162,38 +162,21 @@ impl Linear {
             };
             Ok(linear.with_activation(activation))
         }
-        let layer = match place {
-            Place::Cpu => {
-                let cpu = device::cpu(py)?;
-                let pack = || finished(halfbyte::Linear::on(&*cpu, weight)?, bias.as_ref(), activation);
-                Layer::Cpu(device::compute(py, pack)?)
-            }
-            Place::Cuda(index) => {
-                let queue = device::own_queue(py, index)?;
-                let pack = || {
-                    let linear = finished(halfbyte::Linear::on(&queue, weight)?, bias.as_ref(), activation)?;
-                    // Whoever uses it next works in another stream.
-                    queue.synchronize()?;
-                    Ok::<_, halfbyte::Error>(linear)
-                };
-                Layer::Cuda(index, device::compute(py, pack)?)
-            }
-        };
+        let layer = device::pack(
+            py,
+            place,
+            |cpu| finished(halfbyte::Linear::on(cpu, weight)?, bias.as_ref(), activation),
+            |queue| finished(halfbyte::Linear::on(queue, weight)?, bias.as_ref(), activation),
+        )?;
         Ok(Self { layer, bias, activation })
     }
 
     fn sizes(&self) -> [usize; 2] {
-        match &self.layer {
-            Layer::Cpu(linear) => [linear.n(), linear.k()],
-            Layer::Cuda(_, linear) => [linear.n(), linear.k()],
-        }
+        of_layer!(&self.layer, linear => [linear.n(), linear.k()])
     }
 
     fn weight_format(&self) -> Option<Format> {
-        match &self.layer {
-            Layer::Cpu(linear) => linear.format(),
-            Layer::Cuda(_, linear) => linear.format(),
-        }
+        of_layer!(&self.layer, linear => linear.format())
     }
 }
 
@@ -264,22 +247,9 @@ impl Linear {
         }
         same_place(OP, &x, self.layer.place(), "the weight lies")?;
         let mut y = Output::new(OP, out, &x, x.shape().with_last(n)?, x.dtype())?;
-        match &self.layer {
-            Layer::Cpu(linear) => {
-                let cpu = device::cpu(py)?;
-                let (x, y) = (x.floats("x")?, y.floats_mut()?);
-                let forward = || linear.forward(&*cpu, x, m, y);
-                // Handing the lock over and back would take longer than what is done meanwhile.
-                let brief = m.saturating_mul(n).saturating_mul(k) <= BRIEF;
-                (if brief { forward() } else { py.detach(forward) }).map_err(Failure::from)?;
-            }
-            Layer::Cuda(index, linear) => {
-                let queue = device::queue(py, *index, x.stream())?;
-                let (view, y) = (x.float_view("x")?, y.float_view_mut()?);
-                py.detach(|| linear.forward(&queue, view, m, y)).map_err(Failure::from)?;
-                x.settle(&queue).map_err(Failure::from)?;
-            }
-        }
+        let brief = m.saturating_mul(n).saturating_mul(k) <= BRIEF;
+        forward!(py, &self.layer, x, brief brief, forward(m),
+            cpu x.floats("x")? => y.floats_mut()?, gpu x.float_view("x")? => y.float_view_mut()?);
         y.finish(py)
     }
 
@@ -417,10 +387,7 @@ impl Linear {
     /// Bytes that the packed weight takes.
     #[getter]
     fn nbytes(&self) -> usize {
-        match &self.layer {
-            Layer::Cpu(linear) => linear.bytes(),
-            Layer::Cuda(_, linear) => linear.bytes(),
-        }
+        of_layer!(&self.layer, linear => linear.bytes())
     }
 
     /// Where the weight lies: `cpu` or `cuda:N`.
