@@ -1,6 +1,6 @@
 //! `halfbyte run --chat`: a conversation by the model's template, one line of standard input a turn.
 
-use super::{Args, Texts, Writer, prompt};
+use super::{Args, Writer, prompt};
 use crate::app::App;
 use crate::failure::{Exit, Failure, Result};
 use crate::text::write_error;
@@ -36,16 +36,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let context = args.context.map_or(room(&config.spec), |context| context as usize);
     let mut session = Session::new(&model, &cpu, context)?;
     let max_tokens = args.max_tokens.unwrap_or(1024);
-    let mut writer = Writer {
-        args,
-        app,
-        model: &model,
-        tokenizer: &tokenizer,
-        texts: Texts::new(&tokenizer),
-        start,
-        laps,
-        max_tokens,
-    };
+    let mut writer = Writer::new(args, app, (&model, &tokenizer), (start, laps), max_tokens);
     let waits = args.messages.is_some() && conversation.messages.last().is_some_and(|last| last.role() != "assistant");
     let no_room = |why: Error| {
         let help = match context < longest {

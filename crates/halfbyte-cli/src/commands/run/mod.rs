@@ -129,16 +129,7 @@ fn continue_prompt(args: &Args, app: &App) -> Result<()> {
     let max_tokens = args.max_tokens.unwrap_or(128);
     let context = ids.len().saturating_add(max_tokens).min(config.spec.max_context);
     let mut session = Session::new(&model, &cpu, context)?;
-    let mut writer = Writer {
-        args,
-        app,
-        model: &model,
-        tokenizer: &tokenizer,
-        texts: Texts::new(&tokenizer),
-        start,
-        laps,
-        max_tokens,
-    };
+    let mut writer = Writer::new(args, app, (&model, &tokenizer), (start, laps), max_tokens);
     writer.write(&mut session, &ids, &config.eos).map(|_| ())
 }
 
@@ -155,7 +146,17 @@ struct Writer<'a> {
     max_tokens: usize,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
+    fn new(
+        args: &'a Args,
+        app: &'a App,
+        (model, tokenizer): (&'a Model, &'a Tokenizer),
+        (start, laps): (Start, Laps),
+        max_tokens: usize,
+    ) -> Self {
+        Self { args, app, model, tokenizer, texts: Texts::new(tokenizer), start, laps, max_tokens }
+    }
+
     /// Continues `ids`, of which the session may hold the beginning; gives what it wrote.
     fn write(&mut self, session: &mut Session<'_>, ids: &[u32], end_tokens: &[u32]) -> Result<String> {
         let Self { args, app, model, tokenizer, texts, start, laps, max_tokens } = self;
