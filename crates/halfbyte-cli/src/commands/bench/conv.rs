@@ -6,7 +6,8 @@ mod plan;
 
 use super::check::{self, Check};
 use super::limits::Limits;
-use super::matmul::{X, verdict};
+use super::report::{self, OnCpu, Rooflines, Timed, verdict};
+use super::source::Source;
 use crate::app::App;
 use crate::args::conv::{ByteArg, Kind, LayoutArg, Sizes};
 use crate::args::{FloatArg, WeightKind};
@@ -14,13 +15,13 @@ use crate::failure::{Failure, Result};
 use crate::machine::{cold_bytes, memory_available};
 use crate::progress::Progress;
 use crate::random;
-use crate::text::{Align, bytes, rate, table};
-use crate::timing::{Effort, Measured, measure};
+use crate::text::{Align, bytes, rate};
+use crate::timing::{Effort, measure};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
 use halfbyte::format::reference::{self, Bound};
-use halfbyte::ops::{Conv2d, Weight};
-use halfbyte::{Act, Float, Floats, FloatsMut, QTensor};
+use halfbyte::ops::Conv2d;
+use halfbyte::{Float, Floats, FloatsMut};
 use plan::{Shape, plan};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -66,31 +67,9 @@ pub struct Args {
     no_baseline: bool,
 }
 
+/// The convolution of a line.
 #[derive(Serialize)]
-struct Report {
-    threads: usize,
-    isa: &'static str,
-    origin: Option<String>,
-    roofline_before: Limits,
-    roofline_after: Limits,
-    results: Vec<Line>,
-    /// Formats that a shape cannot have.
-    left_out: Vec<LeftOut>,
-    /// None without `--check`.
-    passed: Option<bool>,
-}
-
-#[derive(Serialize)]
-struct LeftOut {
-    format: String,
-    shape: String,
-    cause: String,
-}
-
-#[derive(Serialize)]
-struct Line {
-    format: String,
-    x: &'static str,
+struct Convolution {
     layout: &'static str,
     batch: usize,
     ci: usize,
@@ -101,27 +80,59 @@ struct Line {
     padding: [usize; 4],
     dilation: [usize; 2],
     groups: usize,
-    origin: Option<String>,
-    kernel: &'static str,
-    weight_bytes: usize,
-    copies: usize,
-    runs: usize,
-    median_us: f64,
-    least_us: f64,
-    spread: f64,
-    gflop_per_s: f64,
-    peak_percent: f64,
-    peak: &'static str,
-    baseline_us: Option<f64>,
-    times_baseline: Option<f64>,
-    check: Option<Check>,
 }
 
-impl Line {
-    /// As far as [`name`] tells of it.
-    fn geometry(&self) -> Geometry {
+/// What the machine allows it.
+#[derive(Serialize)]
+struct Share {
+    peak_percent: f64,
+    peak: &'static str,
+}
+
+type Line = report::Line<Convolution, Share>;
+type Report = report::Report<OnCpu, Rooflines<Limits>, Line, LeftOut>;
+
+/// Formats that a shape cannot have.
+#[derive(Default, Serialize)]
+struct LeftOut {
+    left_out: Vec<Refused>,
+}
+
+#[derive(Serialize)]
+struct Refused {
+    format: String,
+    shape: String,
+    cause: String,
+}
+
+impl LeftOut {
+    /// Whether a shape has no such format, which it then notes.
+    fn refuses(&mut self, kind: Kind, shape: &Shape) -> bool {
+        let Kind::Floats(WeightKind::Quantized(format)) = kind else { return false };
+        let Err(why) = shape.geometry().scale_channels(format.weight.group) else { return false };
+        let shape = name(&shape.geometry(), shape.size);
+        self.left_out.push(Refused { format: kind.to_string(), shape, cause: why.to_string() });
+        true
+    }
+
+    /// A line each.
+    fn lines(&self) -> String {
+        let line = |Refused { format, shape, cause }: &Refused| format!("left out: {format} of {shape}: {cause}\n");
+        self.left_out.iter().map(line).collect()
+    }
+}
+
+impl Convolution {
+    fn of(shape: &Conv2dShape, layout: Layout2d, batch: usize) -> Self {
+        let Geometry { ci, co, kernel, stride, padding, dilation, groups, .. } = *shape.geometry();
+        let (layout, size) = (layout.name(), shape.input());
+        Self { layout, batch, ci, co, size, kernel_size: kernel, stride, padding, dilation, groups }
+    }
+
+    /// As [`name`] gives it.
+    fn name(&self) -> String {
         let Self { stride, dilation, groups, .. } = *self;
-        Geometry { stride, dilation, groups, ..Geometry::new(self.ci, self.co, self.kernel_size) }
+        name(&Geometry { stride, dilation, groups, ..Geometry::new(self.ci, self.co, self.kernel_size) }, self.size)
     }
 }
 
@@ -139,7 +150,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let progress = Progress::steps(app);
     progress.step("measuring the machine");
     let before = Limits::measure(&cpu);
-    let (mut results, mut left_out) = (Vec::new(), Vec::new());
+    let (mut results, mut more) = (Vec::new(), LeftOut::default());
     for (shape, &batch) in plan.shapes.iter().flat_map(|shape| plan.batches.iter().map(move |batch| (shape, batch))) {
         let bench = Bench {
             cpu: &cpu,
@@ -154,21 +165,14 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             false => Some(bench.run(WeightKind::Dense(Float::F32), &progress)?.median_us),
         };
         for &kind in &plan.kinds {
-            if let Kind::Floats(WeightKind::Quantized(format)) = kind
-                && let Err(e) = shape.geometry().scale_channels(format.weight.group)
-            {
-                let (format, shape) = (kind.to_string(), name(&shape.geometry(), shape.size));
-                left_out.push(LeftOut { format, shape, cause: e.to_string() });
+            if more.refuses(kind, shape) {
                 continue;
             }
-            let mut line = match kind {
+            let line = match kind {
                 Kind::Floats(kind) => bench.run(kind, &progress)?,
                 Kind::Int8 => bench.run_int8(args.bytes.into(), &progress)?,
             };
-            line.origin = plan.origin.is_some().then(|| shape.origin.clone());
-            line.baseline_us = baseline;
-            line.times_baseline = baseline.map(|b| b / line.median_us);
-            results.push(line);
+            results.push(line.beside(plan.origin.is_some().then(|| shape.origin.clone()), baseline));
         }
     }
     progress.step("measuring the machine again");
@@ -181,45 +185,13 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             kernel if kernel.starts_with("a8_") || kernel.starts_with("int8_") => (limits.int8_gop_per_s, "int8 peak"),
             _ => (limits.f32_gflop_per_s, "f32 peak"),
         };
-        line.peak_percent = 100.0 * line.gflop_per_s / peak;
-        line.peak = name;
+        line.limit = Share { peak_percent: 100.0 * line.gflop_per_s / peak, peak: name };
     }
-    let passed = args.check.then(|| results.iter().all(|line| line.check.is_some_and(|check| check.passed)));
-    let report = Report {
-        threads: cpu.threads().count(),
-        isa: cpu.caps().isa.name(),
-        origin: plan.origin,
-        roofline_before: before,
-        roofline_after: after,
-        results,
-        left_out,
-        passed,
-    };
+    let passed = report::passed(args.check, &results);
+    let limits = Rooflines { roofline_before: before, roofline_after: after };
+    let report = Report { machine: OnCpu::of(&cpu), origin: plan.origin, limits, results, more, passed };
     app.result(&report, human)?;
     verdict(passed)
-}
-
-/// A weight before it is packed.
-enum Source {
-    Quantized(QTensor, Act),
-    Dense(X),
-}
-
-impl Source {
-    fn new(kind: WeightKind, geometry: &Geometry) -> Result<Self> {
-        let [n, k] = [geometry.co, geometry.k()];
-        Ok(match kind {
-            WeightKind::Quantized(format) => Source::Quantized(random::qtensor(format.weight, [n, k], 1)?, format.act),
-            WeightKind::Dense(dtype) => Source::Dense(X::new(random::normals(n * k, 1), dtype)),
-        })
-    }
-
-    fn pack(&self, geometry: Geometry) -> Result<Conv2d> {
-        Ok(match self {
-            Source::Quantized(w, act) => Conv2d::new(Weight::Quantized(w, *act), geometry)?,
-            Source::Dense(w) => Conv2d::new(Weight::Dense(w.floats(), [geometry.co, geometry.k()]), geometry)?,
-        })
-    }
 }
 
 /// Measures one convolution.
@@ -239,65 +211,35 @@ impl Bench<'_> {
         progress.step(format!("{kind} {} batch {}", name(&geometry, size), self.batch));
         let image_bytes = shape.x_len() * self.x.size_bytes() + shape.y_len() * 4;
         self.refuse_too_large(&shape, image_bytes)?;
-        let source = Source::new(kind, &geometry)?;
-        let pack = || Ok::<_, Failure>(source.pack(geometry)?.with_layouts(self.layout, self.layout));
+        let rows = [geometry.co, geometry.k()];
+        let source = Source::new(kind, rows)?;
+        let pack = || {
+            let conv = Conv2d::new(source.weight(rows), geometry)?;
+            Ok::<_, Failure>(conv.with_layouts(self.layout, self.layout))
+        };
         let mut convs = vec![pack()?];
         let copies = copies(image_bytes + convs[0].bytes());
         while convs.len() < copies {
             convs.push(pack()?);
         }
-        let x: Vec<X> =
-            (0..copies).map(|seed| X::new(random::normals(shape.x_len(), 2 + seed as u64), self.x)).collect();
+        let x: Vec<_> = (0..copies).map(|seed| random::floats(shape.x_len(), 2 + seed as u64, self.x)).collect();
         let mut y = vec![vec![f32::NAN; shape.y_len()]; copies];
         let measured = measure(EFFORT, |run| {
             let at = run % copies;
-            Ok(convs[at].forward(self.cpu, x[at].floats(), self.batch, size, FloatsMut::F32(&mut y[at]))?)
+            Ok(convs[at].forward(self.cpu, x[at].as_floats(), self.batch, size, FloatsMut::F32(&mut y[at]))?)
         })?;
         let bound = Bound::new(Float::F32, geometry.k());
-        let check = if self.check { Some(self.compare(&source, &shape, x[0].floats(), &y[0], bound)?) } else { None };
+        let check =
+            if self.check { Some(self.compare(&source, &shape, x[0].as_floats(), &y[0], bound)?) } else { None };
         let kernel = convs[0].kernel(self.cpu, self.batch, size, self.x, Float::F32)?;
-        Ok(Line {
-            format: kind.to_string(),
-            x: self.x.name(),
-            kernel,
-            weight_bytes: convs[0].bytes(),
-            copies,
-            check,
-            ..self.line(&shape, measured)
-        })
+        let timed = Timed { kernel, weight_bytes: convs[0].bytes(), copies, measured, operations: shape.operations() };
+        Ok(self.line(kind.to_string(), self.x.name(), &shape, timed, check))
     }
 
-    /// A line of this shape and these times; the rest is to be filled in.
-    fn line(&self, shape: &Conv2dShape, Measured { median, least, spread, runs }: Measured) -> Line {
-        let geometry = shape.geometry();
-        Line {
-            format: String::new(),
-            x: "",
-            layout: self.layout.name(),
-            batch: self.batch,
-            ci: geometry.ci,
-            co: geometry.co,
-            size: shape.input(),
-            kernel_size: geometry.kernel,
-            stride: geometry.stride,
-            padding: geometry.padding,
-            dilation: geometry.dilation,
-            groups: geometry.groups,
-            origin: None,
-            kernel: "",
-            weight_bytes: 0,
-            copies: 0,
-            runs,
-            median_us: median * 1e6,
-            least_us: least * 1e6,
-            spread,
-            gflop_per_s: shape.operations() / median / 1e9,
-            peak_percent: 0.0,
-            peak: "",
-            baseline_us: None,
-            times_baseline: None,
-            check: None,
-        }
+    /// A line whose share is to be filled in.
+    fn line(&self, format: String, x: &'static str, shape: &Conv2dShape, timed: Timed, check: Option<Check>) -> Line {
+        let work = Convolution::of(shape, self.layout, self.batch);
+        Line::new(format, x, work, timed, Share { peak_percent: 0.0, peak: "" }, check)
     }
 
     /// Error: more memory than the system says is available.
@@ -328,7 +270,7 @@ impl Bench<'_> {
                 Source::Quantized(w, act) => reference::conv2d_linear(&x, &w.rows(0..channels)?, *act, &one)?,
                 Source::Dense(w) => {
                     let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
-                    reference::conv2d(&wide(&x), &wide(&w.floats().to_f32()[..channels * geometry.k()]), &one)
+                    reference::conv2d(&wide(&x), &wide(&w.to_f32()[..channels * geometry.k()]), &one)
                 }
             };
             let elements = (0..channels).flat_map(|c| (0..seen).map(move |p| (c, p)));
@@ -392,13 +334,7 @@ fn name(geometry: &Geometry, [h, w]: [usize; 2]) -> String {
 }
 
 fn human(report: &Report) -> String {
-    let mut out = String::new();
-    if let Some(origin) = &report.origin {
-        out += &format!("{origin}\n");
-    }
-    out += &format!("{} threads, {}; weights and x random; they and y cold\n\n", report.threads, report.isa);
-    let checked = report.passed.is_some();
-    let mut columns = vec![
+    let columns = [
         ("format", Align::Left),
         ("x", Align::Left),
         ("layout", Align::Left),
@@ -412,39 +348,24 @@ fn human(report: &Report) -> String {
         ("", Align::Left),
         ("× f32", Align::Right),
     ];
-    if checked {
-        columns.push(("check", Align::Left));
-    }
-    let rows: Vec<Vec<String>> = report
-        .results
-        .iter()
-        .map(|line| {
-            let mut row = vec![
-                line.format.clone(),
-                line.x.to_owned(),
-                line.layout.to_owned(),
-                line.batch.to_string(),
-                name(&line.geometry(), line.size),
-                line.kernel.to_owned(),
-                rate(line.median_us),
-                format!("{:.0}", 50.0 * line.spread),
-                format!("{:.1}", line.gflop_per_s),
-                format!("{:.0} %", line.peak_percent),
-                line.peak.to_owned(),
-                line.times_baseline.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}")),
-            ];
-            if checked {
-                row.push(line.check.map_or_else(String::new, |check| {
-                    format!("{} {:.2}", if check.passed { "ok" } else { "MISSED" }, check.worst)
-                }));
-            }
-            row
-        })
-        .collect();
-    out += &table(&columns, &rows);
-    out += "\n";
-    for left in &report.left_out {
-        out += &format!("left out: {} of {}: {}\n", left.format, left.shape, left.cause);
-    }
-    out + &Limits::table(report.roofline_before, report.roofline_after)
+    let row = |line: &Line| {
+        vec![
+            line.format.clone(),
+            line.x.to_owned(),
+            line.work.layout.to_owned(),
+            line.work.batch.to_string(),
+            line.work.name(),
+            line.kernel.to_owned(),
+            rate(line.median_us),
+            format!("{:.0}", 50.0 * line.spread),
+            format!("{:.1}", line.gflop_per_s),
+            format!("{:.0} %", line.limit.peak_percent),
+            line.limit.peak.to_owned(),
+            line.times_baseline.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}")),
+        ]
+    };
+    let Rooflines { roofline_before, roofline_after } = report.limits;
+    report.table("weights and x random; they and y cold", columns.to_vec(), row)
+        + &report.more.lines()
+        + &Limits::table(roofline_before, roofline_after)
 }

@@ -1,9 +1,9 @@
 //! `halfbyte bench experts`: the experts of a layer on a GPU.
 
+use super::replays::replay;
 use crate::app::App;
 use crate::args::WeightKind;
 use crate::failure::{Exit, Failure, Result};
-use crate::interrupt;
 use crate::progress::Progress;
 use crate::random;
 use crate::text::{Align, table};
@@ -22,10 +22,8 @@ const COLD_BYTES: usize = 1 << 30;
 /// Bytes of the large read.
 const LARGE_BYTES: usize = 2 << 30;
 
-/// Launches of a graph, each with rows and a choice of its own; replays that count, and those before them.
+/// Launches of a graph, each with rows and a choice of its own.
 const LAUNCHES: usize = 12;
-const REPLAYS: usize = 15;
-const WARM_UP: usize = 2;
 
 /// Time the experts of a layer on a GPU: the choice by logits, products up with their gates and down, and the sum of what the experts of
 /// a row leave. The product of the router is not in it.
@@ -185,16 +183,12 @@ fn read(cuda: &Cuda) -> Result<f64> {
     let mut large = gpu.context().allocate::<u8>(LARGE_BYTES)?;
     stream.fill(large.view_mut(), 0x5a)?;
     let mut sink = gpu.context().allocate::<u32>(1)?;
-    let seconds =
-        stream.time_replays(WARM_UP, REPLAYS, |stream| roofline.read(stream, large.view(), &mut sink.view_mut()))?;
-    Ok(LARGE_BYTES as f64 / Measured::of(seconds).median)
+    let measured = replay(stream, 1, |stream, _| roofline.read(stream, large.view(), &mut sink.view_mut()))?;
+    Ok(LARGE_BYTES as f64 / measured.median)
 }
 
 /// Seconds of a launch, and the experts that it reads on average.
 fn measure(args: &Args, cuda: &Cuda, layers: &[ExpertLayer], m: usize) -> Result<(Measured, f64)> {
-    if interrupt::cancelled() {
-        return Err(Failure::interrupted());
-    }
     let (gpu, stream, chosen) = (cuda.gpu(), cuda.stream(), m * args.top_k);
     let logits = random::normals(LAUNCHES * m * args.experts, 5);
     let read = logits.chunks_exact(m * args.experts).map(|of_launch| {
@@ -218,11 +212,9 @@ fn measure(args: &Args, cuda: &Cuda, layers: &[ExpertLayer], m: usize) -> Result
         let rows = ChosenRows { x: x.view(0..m * args.hidden), ids: ids.view(), shares: shares.view() };
         layers[i % layers.len()].forward(cuda, rows, &mut room, out.view_mut())
     };
-    // What is prepared when it is first used is prepared here, where it may allocate and compile.
+    // Each layer prepares what it needs when it is first used.
     (0..layers.len()).try_for_each(|i| launch(stream, i))?;
-    stream.synchronize()?;
-    let seconds = stream.time_replays(WARM_UP, REPLAYS, |stream| (0..LAUNCHES).try_for_each(|i| launch(stream, i)))?;
-    Ok((Measured::of(seconds.into_iter().map(|s| s / LAUNCHES as f64).collect()), experts_read))
+    Ok((replay(stream, LAUNCHES, launch)?, experts_read))
 }
 
 /// The experts with the greatest logits.

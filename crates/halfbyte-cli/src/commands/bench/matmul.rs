@@ -6,23 +6,24 @@ mod plan;
 mod sweep;
 
 use super::case::Shape;
-use super::check::{self, Check, Computed};
+use super::check::Computed;
 use super::limits::Limits;
+use super::report::{self, Nothing, OnCpu, Rooflines, Timed, verdict};
+use super::source::Source;
 use crate::app::App;
 use crate::args::{FloatArg, WeightKind};
-use crate::failure::{Exit, Failure, Result};
+use crate::failure::{Failure, Result};
 use crate::machine;
 use crate::progress::Progress;
 use crate::random;
-use crate::text::{Align, bytes, rate, table};
-use crate::timing::{Effort, Measured, measure};
-use half::{bf16, f16};
+use crate::text::{Align, bytes, rate};
+use crate::timing::{Effort, measure};
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::matmul;
 use halfbyte::format::reference::Bound;
 use halfbyte::kernel::Problem;
-use halfbyte::ops::{Linear, Weight};
-use halfbyte::{Act, Float, Floats, FloatsMut, Format};
+use halfbyte::ops::Linear;
+use halfbyte::{Float, FloatsMut};
 use plan::{Plan, Rows, plan};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -89,43 +90,26 @@ pub struct Args {
     within: Option<u64>,
 }
 
+/// The product of a line.
 #[derive(Serialize)]
-struct Report {
-    threads: usize,
-    isa: &'static str,
-    origin: Option<String>,
-    roofline_before: Limits,
-    roofline_after: Limits,
-    results: Vec<Line>,
-    /// None without `--check`.
-    passed: Option<bool>,
-}
-
-#[derive(Serialize)]
-struct Line {
+struct Product {
     #[serde(skip)]
     kind: WeightKind,
-    format: String,
-    x: &'static str,
     m: usize,
     n: usize,
     k: usize,
-    origin: Option<String>,
-    kernel: &'static str,
-    weight_bytes: usize,
-    copies: usize,
-    runs: usize,
-    median_us: f64,
-    least_us: f64,
-    spread: f64,
-    gflop_per_s: f64,
+}
+
+/// What the machine allows it.
+#[derive(Serialize)]
+struct Share {
     weights_gb_per_s: f64,
     roofline_percent: f64,
     limit: &'static str,
-    baseline_us: Option<f64>,
-    times_baseline: Option<f64>,
-    check: Option<Check>,
 }
+
+type Line = report::Line<Product, Share>;
+type Report = report::Report<OnCpu, Rooflines<Limits>, Line, Nothing>;
 
 /// Runs all products of the plan.
 pub fn run(args: &Args, app: &App) -> Result<()> {
@@ -159,12 +143,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         for &kind in &plan.kinds {
             let bench = Bench { cpu: &cpu, kind, x, check: args.check, progress: &progress };
             let lines = bench.run(shape, m)?;
-            for (mut line, &baseline) in lines.into_iter().zip(&baseline) {
-                line.origin = named.then(|| shape.origin.clone());
-                line.baseline_us = baseline;
-                line.times_baseline = baseline.map(|b| b / line.median_us);
-                results.push(line);
-            }
+            let beside = |(line, &baseline): (Line, _)| line.beside(named.then(|| shape.origin.clone()), baseline);
+            results.extend(lines.into_iter().zip(&baseline).map(beside));
         }
     }
     progress.step("measuring the machine again");
@@ -172,37 +152,22 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     drop(progress);
     let limits = before.best(after);
     for line in &mut results {
-        let traffic = line.weight_bytes + line.m * (line.k * x.size_bytes() + line.n * 4);
-        let ops = 2.0 * line.m as f64 * line.n as f64 * line.k as f64;
-        let (least, limit) = limits.least_seconds(line.kind, x, traffic as f64, ops);
-        line.roofline_percent = 100.0 * least * 1e6 / line.median_us;
-        line.limit = limit;
+        let Product { kind, m, n, k } = line.work;
+        let traffic = line.weight_bytes + m * (k * x.size_bytes() + n * 4);
+        let (least, limit) = limits.least_seconds(kind, x, traffic as f64, operations([m, n, k]));
+        line.limit.roofline_percent = 100.0 * least * 1e6 / line.median_us;
+        line.limit.limit = limit;
     }
-    let passed = args.check.then(|| results.iter().all(|line| line.check.is_some_and(|check| check.passed)));
-    let report = Report {
-        threads: cpu.threads().count(),
-        isa: cpu.caps().isa.name(),
-        origin: plan.origin,
-        roofline_before: before,
-        roofline_after: after,
-        results,
-        passed,
-    };
+    let passed = report::passed(args.check, &results);
+    let limits = Rooflines { roofline_before: before, roofline_after: after };
+    let report = Report { machine: OnCpu::of(&cpu), origin: plan.origin, limits, results, more: Nothing {}, passed };
     app.result(&report, human)?;
     verdict(passed)
 }
 
-/// The failure of a check that found something.
-pub(super) fn verdict(passed: Option<bool>) -> Result<()> {
-    if passed == Some(false) {
-        return Err(Failure::new(
-            Exit::No,
-            "a product is out of bounds",
-            "an element lies further from the f64 reference than the bound allows",
-            "the column `check` shows the worst distance as a share of the bound",
-        ));
-    }
-    Ok(())
+/// Multiplications and additions of a product.
+fn operations([m, n, k]: [usize; 3]) -> f64 {
+    2.0 * m as f64 * n as f64 * k as f64
 }
 
 /// Median times, in microseconds, of the dense f32 product of a shape for each m.
@@ -220,64 +185,18 @@ struct Bench<'a> {
     progress: &'a Progress,
 }
 
-/// Activations of one of the types.
-pub(super) enum X {
-    F16(Vec<f16>),
-    BF16(Vec<bf16>),
-    F32(Vec<f32>),
-}
-
-impl X {
-    pub fn new(values: Vec<f32>, dtype: Float) -> Self {
-        match dtype {
-            Float::F16 => X::F16(random::to_f16(&values)),
-            Float::BF16 => X::BF16(random::to_bf16(&values)),
-            Float::F32 => X::F32(values),
-        }
-    }
-
-    pub fn floats(&self) -> Floats<'_> {
-        match self {
-            X::F16(v) => Floats::F16(v),
-            X::BF16(v) => Floats::BF16(v),
-            X::F32(v) => Floats::F32(v),
-        }
-    }
-}
-
-/// A weight before it is packed.
-enum Source {
-    Quantized(halfbyte::QTensor, Act),
-    Dense(X),
-}
-
-impl Source {
-    fn new(kind: WeightKind, [n, k]: [usize; 2]) -> Result<Self> {
-        Ok(match kind {
-            WeightKind::Quantized(format) => Source::Quantized(random::qtensor(format.weight, [n, k], 1)?, format.act),
-            WeightKind::Dense(dtype) => Source::Dense(X::new(random::normals(n * k, 1), dtype)),
-        })
-    }
-
-    fn pack(&self, shape: [usize; 2]) -> Result<Linear> {
-        Ok(Linear::new(match self {
-            Source::Quantized(w, act) => Weight::Quantized(w, *act),
-            Source::Dense(w) => Weight::Dense(w.floats(), shape),
-        })?)
-    }
-}
-
 impl Bench<'_> {
     fn run(&self, shape: &Shape, m: &[usize]) -> Result<Vec<Line>> {
         let Shape { n, k, .. } = *shape;
         self.progress.step(format!("{} n={n} k={k}: packing", self.kind));
         self.refuse_too_large(shape, m)?;
         let source = Source::new(self.kind, [n, k])?;
-        let first = source.pack([n, k])?;
+        let pack = || Ok::<_, Failure>(Linear::new(source.weight([n, k]))?);
+        let first = pack()?;
         let copies = (machine::cold_bytes() as usize).div_ceil(first.bytes().max(1)).clamp(1, 1 << 16);
         let mut weights = vec![first];
         while weights.len() < copies {
-            weights.push(source.pack([n, k])?);
+            weights.push(pack()?);
         }
         m.iter().map(|&m| self.measure(&source, &weights, [m, n, k])).collect()
     }
@@ -306,7 +225,7 @@ impl Bench<'_> {
         self.progress.step(format!("{} m={m} n={n} k={k}", self.kind));
         let problem = Problem { format: self.kind.format(), x: self.x, y: Float::F32, m, n, k };
         let kernel = matmul::select(&self.cpu.caps(), &problem)?.name;
-        let x = X::new(random::normals(m * k, 2), self.x);
+        let x = random::floats(m * k, 2, self.x);
         let mut y = vec![f32::NAN; m * n];
         let effort = Effort {
             warm_up: if weights.len() > 2 { 2 } else { 1 },
@@ -315,65 +234,25 @@ impl Bench<'_> {
             at_most: Duration::from_secs(3),
             in_any_case: 3,
         };
-        let Measured { median, least, spread, runs } = measure(effort, |run| {
+        let measured = measure(effort, |run| {
             let linear = &weights[run % weights.len()];
-            Ok(linear.forward(self.cpu, x.floats(), m, FloatsMut::F32(&mut y))?)
+            Ok(linear.forward(self.cpu, x.as_floats(), m, FloatsMut::F32(&mut y))?)
         })?;
-        let check = match self.check {
-            false => None,
-            true => {
-                let dense;
-                let weight = match (source, self.kind) {
-                    (Source::Quantized(w, _), WeightKind::Quantized(format)) => check::Weight::Quantized(w, format),
-                    (Source::Dense(w), _) => {
-                        dense = w.floats().to_f32();
-                        check::Weight::Dense(&dense)
-                    }
-                    (Source::Quantized(w, act), WeightKind::Dense(_)) => {
-                        check::Weight::Quantized(w, Format { weight: w.format(), act: *act })
-                    }
-                };
-                Some(check::check(
-                    weight,
-                    Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], bound: Bound::new(Float::F32, k) },
-                )?)
-            }
-        };
+        let bound = Bound::new(Float::F32, k);
+        let check = || source.check(Computed { x: &x.as_floats().to_f32(), y: &y, shape: [m, n, k], bound });
+        let check = self.check.then(check).transpose()?;
         let weight_bytes = weights[0].bytes();
-        Ok(Line {
-            kind: self.kind,
-            format: self.kind.to_string(),
-            x: self.x.name(),
-            m,
-            n,
-            k,
-            origin: None,
-            kernel,
-            weight_bytes,
-            copies: weights.len(),
-            runs,
-            median_us: median * 1e6,
-            least_us: least * 1e6,
-            spread,
-            gflop_per_s: 2.0 * m as f64 * n as f64 * k as f64 / median / 1e9,
-            weights_gb_per_s: weight_bytes as f64 / median / 1e9,
-            roofline_percent: 0.0,
-            limit: "",
-            baseline_us: None,
-            times_baseline: None,
-            check,
-        })
+        let share =
+            Share { weights_gb_per_s: weight_bytes as f64 / measured.median / 1e9, roofline_percent: 0.0, limit: "" };
+        let operations = operations([m, n, k]);
+        let timed = Timed { kernel, weight_bytes, copies: weights.len(), measured, operations };
+        let product = Product { kind: self.kind, m, n, k };
+        Ok(Line::new(self.kind.to_string(), self.x.name(), product, timed, share, check))
     }
 }
 
 fn human(report: &Report) -> String {
-    let mut out = String::new();
-    if let Some(origin) = &report.origin {
-        out += &format!("{origin}\n");
-    }
-    out += &format!("{} threads, {}; x and weights random, weights cold\n\n", report.threads, report.isa);
-    let checked = report.passed.is_some();
-    let mut columns = vec![
+    let columns = [
         ("format", Align::Left),
         ("m", Align::Right),
         ("n", Align::Right),
@@ -387,36 +266,23 @@ fn human(report: &Report) -> String {
         ("of", Align::Left),
         ("× f32", Align::Right),
     ];
-    if checked {
-        columns.push(("check", Align::Left));
-    }
-    let rows: Vec<Vec<String>> = report
-        .results
-        .iter()
-        .map(|line| {
-            let mut row = vec![
-                line.format.clone(),
-                line.m.to_string(),
-                line.n.to_string(),
-                line.k.to_string(),
-                line.kernel.to_owned(),
-                rate(line.median_us),
-                format!("{:.0}", 50.0 * line.spread),
-                format!("{:.1}", line.gflop_per_s),
-                format!("{:.1}", line.weights_gb_per_s),
-                format!("{:.0} %", line.roofline_percent),
-                line.limit.to_owned(),
-                line.times_baseline.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}")),
-            ];
-            if checked {
-                row.push(line.check.map_or_else(String::new, |check| {
-                    format!("{} {:.2}", if check.passed { "ok" } else { "MISSED" }, check.worst)
-                }));
-            }
-            row
-        })
-        .collect();
-    out += &table(&columns, &rows);
-    out += "\n";
-    out + &Limits::table(report.roofline_before, report.roofline_after)
+    let row = |line: &Line| {
+        vec![
+            line.format.clone(),
+            line.work.m.to_string(),
+            line.work.n.to_string(),
+            line.work.k.to_string(),
+            line.kernel.to_owned(),
+            rate(line.median_us),
+            format!("{:.0}", 50.0 * line.spread),
+            format!("{:.1}", line.gflop_per_s),
+            format!("{:.1}", line.limit.weights_gb_per_s),
+            format!("{:.0} %", line.limit.roofline_percent),
+            line.limit.limit.to_owned(),
+            line.times_baseline.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}")),
+        ]
+    };
+    let Rooflines { roofline_before, roofline_after } = report.limits;
+    report.table("x and weights random, weights cold", columns.to_vec(), row)
+        + &Limits::table(roofline_before, roofline_after)
 }

@@ -11,7 +11,10 @@ mod matmul;
 pub mod model;
 mod models;
 mod ranks;
+mod replays;
+mod report;
 mod serve;
+mod source;
 
 use crate::app::App;
 use crate::failure::Result;

@@ -2,22 +2,24 @@
 
 use super::int8::Source as Int8Source;
 use super::plan::{Plan as Cases, Shape};
-use super::{Args, Bench, LeftOut, Line, Source, name};
+use super::{Args, Bench, LeftOut, Line, Share, name};
 use crate::app::App;
 use crate::args::WeightKind;
 use crate::args::conv::Kind;
-use crate::commands::bench::matmul::{X, verdict};
+use crate::commands::bench::replays::{GRAPH_SECONDS, TIMES_L2, expected_seconds, replay};
+use crate::commands::bench::report::{self, OnGpu, Timed, verdict};
+use crate::commands::bench::source::Source;
 use crate::failure::{Failure, Result};
-use crate::interrupt;
 use crate::progress::Progress;
 use crate::random;
 use crate::text::{Align, rate, table};
 use crate::timing::Measured;
+use halfbyte::Float;
 use halfbyte::conv::{Conv2dShape, Layout2d};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::conv::{self, Call, Problem, Weights};
 use halfbyte::cuda::dispatch::{Kernel, Operation, Plan};
-use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
+use halfbyte::cuda::driver::{Buffer, Stream};
 use halfbyte::cuda::int8::{self, Epilogue as Int8Epilogue, Layer, Target};
 use halfbyte::cuda::matmul::Epilogue;
 use halfbyte::cuda::nn::FloatBuffer;
@@ -25,39 +27,28 @@ use halfbyte::cuda::roofline::Roofline;
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::format::int8::Byte;
 use halfbyte::kernel::Activation;
-use halfbyte::{Float, Floats};
 use serde::Serialize;
 
 /// Bytes that the rate of memory is measured with.
 const READ_BYTES: usize = 1 << 30;
 
-/// Replays that count, and those before them.
-const REPLAYS: usize = 15;
-const WARM_UP: usize = 2;
-
-/// Seconds that a graph should take at least: starting it is then nothing.
-const GRAPH_SECONDS: f64 = 400e-6;
-
-/// How often all copies of a weight together must pass the second-level cache, to be cold; and copies at most, since small
-/// weights are none of what takes time.
-const TIMES_L2: usize = 3;
+/// Copies of a weight at most, since small weights are none of what takes time.
 const MOST_COPIES: usize = 256;
 
+type Report = report::Report<OnGpu, Read, Line, More>;
+
+/// What the device reads.
 #[derive(Serialize)]
-struct Report {
-    device: String,
-    driver: String,
-    multiprocessors: u32,
-    l2_bytes: u32,
-    origin: Option<String>,
+struct Read {
     read_gb_per_s: f64,
-    results: Vec<Line>,
-    /// Formats that a shape cannot have.
-    left_out: Vec<LeftOut>,
-    /// Without `--sweep` none.
+}
+
+/// What was not measured, and what `--sweep` measured besides.
+#[derive(Serialize)]
+struct More {
+    #[serde(flatten)]
+    left_out: LeftOut,
     swept: Vec<Swept>,
-    /// None without `--check`.
-    passed: Option<bool>,
 }
 
 /// A kernel in one of its configurations.
@@ -79,18 +70,14 @@ pub(super) fn run(args: &Args, plan: Cases, number: u32, app: &App) -> Result<()
     let gpu = Gpu::open(number)?;
     let stream = gpu.stream()?;
     let read_gb_per_s = read_rate(&gpu, &stream)?;
-    let (mut results, mut left_out, mut swept) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut results, mut left_out, mut swept) = (Vec::new(), LeftOut::default(), Vec::new());
     for (shape, &batch) in plan.shapes.iter().flat_map(|shape| plan.batches.iter().map(move |batch| (shape, batch))) {
         let x = args.x.map_or(Float::F16, Float::from);
         let (kernel, check, sweep) = (args.kernel.as_deref(), args.check, args.sweep);
         let (gpu, stream, layout) = (&gpu, &stream, Layout2d::from(args.layout));
         let device = Device { gpu, stream, cpu: &cpu, shape, batch, x, layout, kernel, check, sweep };
         for &kind in &plan.kinds {
-            if let Kind::Floats(WeightKind::Quantized(format)) = kind
-                && let Err(e) = shape.geometry().scale_channels(format.weight.group)
-            {
-                let (format, shape) = (kind.to_string(), name(&shape.geometry(), shape.size));
-                left_out.push(LeftOut { format, shape, cause: e.to_string() });
+            if left_out.refuses(kind, shape) {
                 continue;
             }
             progress.step(format!("{kind} {} batch {batch}", name(&shape.geometry(), shape.size)));
@@ -98,27 +85,15 @@ pub(super) fn run(args: &Args, plan: Cases, number: u32, app: &App) -> Result<()
                 Kind::Floats(kind) => device.floats(kind, &mut swept)?,
                 Kind::Int8 => device.bytes(args.bytes.into(), &mut swept)?,
             };
-            line.origin = plan.origin.is_some().then(|| shape.origin.clone());
-            line.peak_percent = 100.0 * bytes as f64 / (line.median_us * 1e3) / read_gb_per_s;
-            line.peak = "read";
-            results.push(line);
+            let read_percent = 100.0 * bytes as f64 / (line.median_us * 1e3) / read_gb_per_s;
+            line.limit = Share { peak_percent: read_percent, peak: "read" };
+            results.push(line.beside(plan.origin.is_some().then(|| shape.origin.clone()), None));
         }
     }
     drop(progress);
-    let info = gpu.context().info();
-    let passed = args.check.then(|| results.iter().all(|line| line.check.is_some_and(|check| check.passed)));
-    let report = Report {
-        device: gpu.name(),
-        driver: gpu.context().driver().version().to_string(),
-        multiprocessors: info.multiprocessors,
-        l2_bytes: info.l2_bytes,
-        origin: plan.origin,
-        read_gb_per_s,
-        results,
-        left_out,
-        swept,
-        passed,
-    };
+    let passed = report::passed(args.check, &results);
+    let (limits, more) = (Read { read_gb_per_s }, More { left_out, swept });
+    let report = Report { machine: OnGpu::of(&gpu), origin: plan.origin, limits, results, more, passed };
     app.result(&report, human)?;
     verdict(passed)
 }
@@ -131,23 +106,6 @@ fn read_rate(gpu: &Gpu, stream: &Stream) -> Result<f64> {
     let mut sink = gpu.context().allocate::<u32>(1)?;
     let read = |stream: &Stream, _| roofline.read(stream, all.view(), &mut sink.view_mut());
     Ok(READ_BYTES as f64 / replay(stream, 2, read)?.median / 1e9)
-}
-
-/// Seconds of one of `launches`, which `launch` puts into the stream by their numbers: replays of a graph of all.
-fn replay(
-    stream: &Stream,
-    launches: usize,
-    mut launch: impl FnMut(&Stream, usize) -> halfbyte::Result<()>,
-) -> Result<Measured> {
-    if interrupt::cancelled() {
-        return Err(Failure::interrupted());
-    }
-    // What is prepared when it is first used is prepared here, where it may allocate and compile.
-    launch(stream, 0)?;
-    stream.synchronize()?;
-    let all = |stream: &Stream| (0..launches).try_for_each(|i| launch(stream, i));
-    let seconds = stream.time_replays(WARM_UP, REPLAYS, all)?;
-    Ok(Measured::of(seconds.into_iter().map(|s| s / launches as f64).collect()))
 }
 
 /// Measures one convolution.
@@ -213,7 +171,7 @@ impl Device<'_> {
 
     /// Launches of a graph: whole rounds through the copies, and long enough.
     fn launches(&self, copies: usize, bytes: usize, operations: f64) -> usize {
-        let seconds = (bytes as f64 / 4e12).max(operations / 8e14).max(2e-6);
+        let seconds = expected_seconds(bytes, operations);
         copies * (GRAPH_SECONDS / seconds / copies as f64).ceil().max(1.0) as usize
     }
 
@@ -222,10 +180,10 @@ impl Device<'_> {
         let Self { gpu, stream, batch, x: dtype, layout, .. } = *self;
         let (geometry, size) = (self.shape.geometry(), self.shape.size);
         let shape = Conv2dShape::new(geometry, batch, size)?;
-        let source = Source::new(kind, &geometry)?;
+        let source = Source::new(kind, [geometry.co, geometry.k()])?;
         let first = match &source {
             Source::Quantized(w, act) => Weights::pack(gpu, stream, w, *act, geometry, dtype)?,
-            Source::Dense(w) => Weights::dense(gpu, stream, w.floats(), geometry)?,
+            Source::Dense(w) => Weights::dense(gpu, stream, w.as_floats(), geometry)?,
         };
         let mut weights = vec![first];
         while weights.len() < self.copies(weights[0].bytes()) {
@@ -237,20 +195,20 @@ impl Device<'_> {
         let (chosen, all) = self.plans(&problem)?;
         let needed = all.iter().chain([&chosen]).map(Plan::workspace_bytes).max().unwrap_or(0);
         let mut workspace = Workspace::new(gpu, stream, needed)?;
-        let x = X::new(random::normals(shape.x_len(), 2), dtype);
-        let on_device = FloatBuffer::upload(gpu, stream, x.floats())?;
+        let x = random::floats(shape.x_len(), 2, dtype);
+        let on_device = FloatBuffer::upload(gpu, stream, x.as_floats())?;
         let mut y = FloatBuffer::allocate(gpu, dtype, shape.y_len())?;
         let bytes = weights[0].bytes() + on_device.bytes() + y.bytes();
         let launches = self.launches(weights.len(), bytes, shape.operations());
         let mut run = |stream: &Stream, i: usize, plan: &conv::Plan| {
             let call = Call {
-                x: on_device.view(0..shape.x_len()),
+                x: on_device.all(),
                 x_layout: layout,
                 batch,
                 size,
                 w: &weights[i % weights.len()],
                 epilogue: Epilogue::default(),
-                y: y.view_mut(0..shape.y_len()),
+                y: y.all_mut(),
                 y_layout: layout,
                 workspace: Some(&mut workspace),
             };
@@ -262,40 +220,15 @@ impl Device<'_> {
         }
         let measured = replay(stream, launches, |stream, i| run(stream, i, &chosen))?;
         let check = match self.check {
-            true => Some(self.bench().compare(&source, &shape, x.floats(), &self.download(&y)?, chosen.bound())?),
+            true => {
+                let y = y.to_f32(stream, 0..y.len())?;
+                Some(self.bench().compare(&source, &shape, x.as_floats(), &y, chosen.bound())?)
+            }
             false => None,
         };
-        let line = Line {
-            format: kind.to_string(),
-            x: dtype.name(),
-            kernel: chosen.kernel().name,
-            weight_bytes: weights[0].bytes(),
-            copies: weights.len(),
-            check,
-            ..self.bench().line(&shape, measured)
-        };
-        Ok((line, bytes))
-    }
-
-    /// Widened.
-    fn download(&self, y: &FloatBuffer) -> Result<Vec<f32>> {
-        Ok(match y.view(0..y.len()) {
-            FloatView::F16(v) => {
-                let mut y = vec![half::f16::ZERO; v.len()];
-                self.stream.download(v, &mut y)?;
-                Floats::F16(&y).to_f32()
-            }
-            FloatView::BF16(v) => {
-                let mut y = vec![half::bf16::ZERO; v.len()];
-                self.stream.download(v, &mut y)?;
-                Floats::BF16(&y).to_f32()
-            }
-            FloatView::F32(v) => {
-                let mut y = vec![0.0; v.len()];
-                self.stream.download(v, &mut y)?;
-                y
-            }
-        })
+        let (kernel, weight_bytes) = (chosen.kernel().name, weights[0].bytes());
+        let timed = Timed { kernel, weight_bytes, copies: weights.len(), measured, operations: shape.operations() };
+        Ok((self.bench().line(kind.to_string(), dtype.name(), &shape, timed, check), bytes))
     }
 
     fn upload(&self, values: &[u8]) -> Result<Buffer<u8>> {
@@ -355,52 +288,34 @@ impl Device<'_> {
             }
             false => None,
         };
-        let line = Line {
-            format: "int8".to_owned(),
-            x: byte.name(),
-            kernel: chosen.kernel().name,
-            weight_bytes: layers[0].bytes(),
-            copies: layers.len(),
-            check,
-            ..self.bench().line(&shape, measured)
-        };
-        Ok((line, bytes))
+        let (kernel, weight_bytes) = (chosen.kernel().name, layers[0].bytes());
+        let timed = Timed { kernel, weight_bytes, copies: layers.len(), measured, operations: shape.operations() };
+        Ok((self.bench().line("int8".to_owned(), byte.name(), &shape, timed, check), bytes))
     }
 }
 
 fn human(report: &Report) -> String {
-    let mut out = report.origin.as_ref().map_or_else(String::new, |origin| format!("{origin}\n"));
-    let Report { device, driver, .. } = report;
-    out += &format!("{device}, driver for CUDA {driver}; x and weights random, weights take turns, images stay\n\n");
     let mut columns = vec![("format", Align::Left), ("x", Align::Left), ("batch", Align::Right)];
     columns.extend([("convolution", Align::Left), ("kernel", Align::Left)]);
     columns.extend(["µs", "±%", "TFLOP/s", "of read"].map(|name| (name, Align::Right)));
-    if report.passed.is_some() {
-        columns.push(("check", Align::Left));
-    }
     let row = |line: &Line| {
-        let mut row = vec![line.format.clone(), line.x.to_owned(), line.batch.to_string()];
-        row.extend([name(&line.geometry(), line.size), line.kernel.to_owned(), rate(line.median_us)]);
+        let mut row = vec![line.format.clone(), line.x.to_owned(), line.work.batch.to_string()];
+        row.extend([line.work.name(), line.kernel.to_owned(), rate(line.median_us)]);
         row.extend([format!("{:.1}", 50.0 * line.spread), format!("{:.1}", line.gflop_per_s / 1e3)]);
-        row.push(format!("{:.0} %", line.peak_percent));
-        row.extend(line.check.map(|c| format!("{} {:.2}", if c.passed { "ok" } else { "MISSED" }, c.worst)));
+        row.push(format!("{:.0} %", line.limit.peak_percent));
         row
     };
-    let rows: Vec<Vec<String>> = report.results.iter().map(row).collect();
-    out += &table(&columns, &rows);
-    out += "\n";
-    if !report.swept.is_empty() {
+    let mut out = report.table("x and weights random, weights take turns, images stay", columns, row);
+    let More { left_out, swept } = &report.more;
+    if !swept.is_empty() {
         let mut columns = ["format", "convolution", "kernel", "configuration"].map(|name| (name, Align::Left)).to_vec();
         columns.extend(["batch", "µs"].map(|name| (name, Align::Right)));
         let row = |form: &Swept| {
             let texts = [&form.format, &form.convolution, form.kernel, &form.configuration];
             texts.map(str::to_owned).into_iter().chain([form.batch.to_string(), rate(form.median_us)]).collect()
         };
-        out += &table(&columns, &report.swept.iter().map(row).collect::<Vec<Vec<String>>>());
+        out += &table(&columns, &swept.iter().map(row).collect::<Vec<Vec<String>>>());
         out += "\n";
     }
-    for left in &report.left_out {
-        out += &format!("left out: {} of {}: {}\n", left.format, left.shape, left.cause);
-    }
-    out + &format!("device read {:.0} GB/s\n", report.read_gb_per_s)
+    out + &left_out.lines() + &format!("device read {:.0} GB/s\n", report.limits.read_gb_per_s)
 }

@@ -2,9 +2,10 @@
 
 use super::{Bench, EFFORT, Line, checked_part, copies};
 use crate::commands::bench::check::Check;
+use crate::commands::bench::report::Timed;
 use crate::failure::Result;
 use crate::progress::Progress;
-use crate::random::{self, SplitMix64};
+use crate::random::{self, Random};
 use crate::timing::measure;
 use halfbyte::conv::{Conv2dShape, Geometry};
 use halfbyte::format::int8::{Affine, Byte, Bytes, BytesMut, Int8Weight, multiplier};
@@ -30,7 +31,7 @@ impl Source {
         const W_STEPS: f32 = 73.0;
         let (co, k) = (geometry.co, geometry.k());
         let codes = random::bytes(co * k, 1).into_iter().map(|code| (code as i8).max(-127)).collect();
-        let mut random = SplitMix64(2);
+        let mut random = Random(2);
         let scales = (0..co).map(|_| 0.01 + 0.005 * random.uniform()).collect();
         let sum = X_STEPS * W_STEPS * (k as f32).sqrt();
         let bias = (0..co).map(|_| (0.1 * sum * random.normal()) as i32).collect();
@@ -81,15 +82,9 @@ impl Bench<'_> {
         })?;
         let (x, y) = (bytes(byte, &x[0]), bytes(byte, &y[0]));
         let check = if self.check { Some(self.compare_int8(&source, &shape, x, y)?) } else { None };
-        Ok(Line {
-            format: "int8".to_owned(),
-            x: byte.name(),
-            kernel: convs[0].kernel(self.cpu),
-            weight_bytes: convs[0].bytes(),
-            copies,
-            check,
-            ..self.line(&shape, measured)
-        })
+        let (kernel, weight_bytes) = (convs[0].kernel(self.cpu), convs[0].bytes());
+        let timed = Timed { kernel, weight_bytes, copies, measured, operations: shape.operations() };
+        Ok(self.line("int8".to_owned(), byte.name(), &shape, timed, check))
     }
 
     /// Compares codes of the first and the last image with sums in integers: none may differ. `worst` is how many steps the

@@ -5,19 +5,21 @@
 
 use super::super::case::Shape;
 use super::super::check::{self, Computed};
-use super::cuda_report::{Limits, Line, Report, human};
-use super::{Args, Plan, Rows, sweep, verdict};
+use super::super::replays::{GRAPH_SECONDS, TIMES_L2, expected_seconds, replay};
+use super::super::report::{self, OnGpu, Rooflines, Timed, verdict};
+use super::cuda_report::{Blas, Limits, Line, Product, Report, Share, human};
+use super::{Args, Plan, Rows, operations, sweep};
 use crate::app::App;
 use crate::args::WeightKind;
 use crate::failure::{Failure, Result};
-use crate::interrupt;
 use crate::progress::Progress;
 use crate::random;
 use crate::timing::Measured;
-use half::{bf16, f16};
+use half::f16;
 use halfbyte::cuda::cublaslt::CublasLt;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, Kernel, Packed, Packer};
+use halfbyte::cuda::nn::FloatBuffer;
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::Problem;
@@ -30,16 +32,6 @@ const LARGE_BYTES: usize = 2 << 30;
 
 /// Side of the matrices that the rate of the tensor cores is measured with.
 const SIDE: usize = 8192;
-
-/// Replays that count, and those before them.
-const REPLAYS: usize = 15;
-const WARM_UP: usize = 2;
-
-/// Seconds that a graph should take at least: starting it is then nothing.
-const GRAPH_SECONDS: f64 = 400e-6;
-
-/// How often all copies together must pass the second-level cache, to be cold.
-const TIMES_L2: usize = 3;
 
 /// Runs all products of the plan on a GPU.
 pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
@@ -115,39 +107,26 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     for Rows { shape, named, m } in &plan.shapes {
         let baselines = bench.baselines(shape, m)?;
         for &format in &formats {
-            for (mut line, baseline) in bench.lines(shape, format, m)?.into_iter().zip(&baselines) {
-                line.origin = named.then(|| shape.origin.clone());
-                line.baseline_us = *baseline;
-                line.times_baseline = baseline.map(|b| b / line.median_us);
-                results.push(line);
-            }
+            let beside = |(line, &baseline): (Line, _)| line.beside(named.then(|| shape.origin.clone()), baseline);
+            results.extend(bench.lines(shape, format, m)?.into_iter().zip(&baselines).map(beside));
         }
     }
     progress.step("measuring the device again");
     let after = bench.limits()?;
     let tensor = before.f16_tflop_per_s.zip(after.f16_tflop_per_s).map(|(a, b)| a.max(b));
     for line in &mut results {
-        let products = 2.0 * line.m as f64 * line.n as f64 * line.k as f64;
+        let (Product { m, n, k, .. }, share) = (&line.work, &mut line.limit);
         // Tensor cores multiply bytes twice as fast as halves, but cuBLASLt does not reach that: its rate is no limit.
-        let (times, peak) = if line.quantized { (2.0, "2 × f16 peak") } else { (1.0, "f16 peak") };
-        let computing = tensor.map_or(0.0, |rate| products / (times * rate) * 1e-6);
-        (line.limit_us, line.limit) = if line.read_us > computing { (line.read_us, "read") } else { (computing, peak) };
-        line.roofline_percent = 100.0 * line.limit_us / line.median_us;
+        let (times, peak) = if share.quantized { (2.0, "2 × f16 peak") } else { (1.0, "f16 peak") };
+        let computing = tensor.map_or(0.0, |rate| operations([*m, *n, *k]) / (times * rate) * 1e-6);
+        (share.limit_us, share.limit) =
+            if share.read_us > computing { (share.read_us, "read") } else { (computing, peak) };
+        share.roofline_percent = 100.0 * share.limit_us / line.median_us;
     }
-    let info = gpu.context().info();
-    let passed = args.check.then(|| results.iter().all(|line| line.check.is_some_and(|check| check.passed)));
-    let report = Report {
-        device: gpu.name(),
-        driver: gpu.context().driver().version().to_string(),
-        multiprocessors: info.multiprocessors,
-        l2_bytes: info.l2_bytes,
-        cublaslt: bench.blas.as_ref().map(|blas| blas.path().display().to_string()),
-        origin: plan.origin.clone(),
-        roofline_before: before,
-        roofline_after: after,
-        results,
-        passed,
-    };
+    let passed = report::passed(args.check, &results);
+    let limits = Rooflines { roofline_before: before, roofline_after: after };
+    let more = Blas { cublaslt: bench.blas.as_ref().map(|blas| blas.path().display().to_string()) };
+    let report = Report { machine: OnGpu::of(&gpu), origin: plan.origin.clone(), limits, results, more, passed };
     drop(bench);
     drop(progress);
     app.result(&report, human)?;
@@ -194,64 +173,6 @@ pub(super) struct Bench<'a> {
     pub(super) progress: &'a Progress,
 }
 
-/// Halfs on the device.
-pub(super) enum Halfs {
-    F16(Buffer<f16>),
-    BF16(Buffer<bf16>),
-    F32(Buffer<f32>),
-}
-
-impl Halfs {
-    pub(super) fn new(gpu: &Gpu, len: usize, dtype: Float) -> Result<Self> {
-        Ok(match dtype {
-            Float::F16 => Self::F16(gpu.context().allocate(len)?),
-            Float::BF16 => Self::BF16(gpu.context().allocate(len)?),
-            Float::F32 => Self::F32(gpu.context().allocate(len)?),
-        })
-    }
-
-    pub(super) fn view(&self) -> FloatView<'_> {
-        match self {
-            Self::F16(v) => v.view().into(),
-            Self::BF16(v) => v.view().into(),
-            Self::F32(v) => v.view().into(),
-        }
-    }
-
-    pub(super) fn view_mut(&mut self) -> FloatViewMut<'_> {
-        match self {
-            Self::F16(v) => v.view_mut().into(),
-            Self::BF16(v) => v.view_mut().into(),
-            Self::F32(v) => v.view_mut().into(),
-        }
-    }
-
-    /// Some rows, widened.
-    fn rows(&self, stream: &Stream, rows: &[usize], width: usize) -> Result<Vec<f32>> {
-        let mut out = Vec::with_capacity(rows.len() * width);
-        for row in rows.iter().map(|&row| row * width..(row + 1) * width) {
-            match self {
-                Self::F16(v) => {
-                    let mut line = vec![f16::ZERO; width];
-                    stream.download(v.view().slice(row), &mut line)?;
-                    out.extend(line.iter().map(|v| v.to_f32()));
-                }
-                Self::BF16(v) => {
-                    let mut line = vec![bf16::ZERO; width];
-                    stream.download(v.view().slice(row), &mut line)?;
-                    out.extend(line.iter().map(|v| v.to_f32()));
-                }
-                Self::F32(v) => {
-                    let mut line = vec![0f32; width];
-                    stream.download(v.view().slice(row), &mut line)?;
-                    out.extend(line);
-                }
-            }
-        }
-        Ok(out)
-    }
-}
-
 impl Bench<'_> {
     /// Random halfs all over the large buffer.
     fn fill(&mut self) -> Result<()> {
@@ -262,31 +183,23 @@ impl Bench<'_> {
     }
 
     /// Random values on the device.
-    pub(super) fn normals(&self, len: usize, dtype: Float, deviation: f32) -> Result<Halfs> {
-        let mut values = Halfs::new(self.gpu, len, dtype)?;
+    pub(super) fn normals(&self, len: usize, dtype: Float, deviation: f32) -> Result<FloatBuffer> {
+        let mut values = FloatBuffer::allocate(self.gpu, dtype, len)?;
         match &mut values {
-            Halfs::F32(buffer) => self.stream.upload(&random::normals(len, 2), buffer.view_mut())?,
-            _ => self.roofline.normal(self.stream, &mut values.view_mut(), deviation, 2)?,
+            FloatBuffer::F32(buffer) => self.stream.upload(&random::normals(len, 2), buffer.view_mut())?,
+            _ => self.roofline.normal(self.stream, &mut values.all_mut(), deviation, 2)?,
         }
         self.stream.synchronize()?;
         Ok(values)
     }
 
-    /// Seconds of one of `launches`, which `launch` puts into the stream by their numbers: replays of a graph of all.
+    /// As [`replay`].
     pub(super) fn replay(
         &self,
         launches: usize,
-        mut launch: impl FnMut(&Stream, usize) -> halfbyte::Result<()>,
+        launch: impl FnMut(&Stream, usize) -> halfbyte::Result<()>,
     ) -> Result<Measured> {
-        if interrupt::cancelled() {
-            return Err(Failure::interrupted());
-        }
-        // What is prepared when it is first used is prepared here, where it may allocate and compile.
-        launch(self.stream, 0)?;
-        self.stream.synchronize()?;
-        let all = |stream: &Stream| (0..launches).try_for_each(|i| launch(stream, i));
-        let seconds = self.stream.time_replays(WARM_UP, REPLAYS, all)?;
-        Ok(Measured::of(seconds.into_iter().map(|s| s / launches as f64).collect()))
+        replay(self.stream, launches, launch)
     }
 
     fn limits(&mut self) -> Result<Limits> {
@@ -297,8 +210,8 @@ impl Bench<'_> {
                 let plan = blas.plan(self.gpu, [SIDE; 3], Float::F16, Float::F16)?;
                 let halfs = self.large.view().cast::<f16>();
                 let [x, w] = [0, 1].map(|i| FloatView::F16(halfs.slice(i * SIDE * SIDE..(i + 1) * SIDE * SIDE)));
-                let mut y = Halfs::new(self.gpu, SIDE * SIDE, Float::F16)?;
-                let measured = self.replay(2, |stream, _| plan.run(stream, x, w, &y.view_mut()))?;
+                let mut y = FloatBuffer::allocate(self.gpu, Float::F16, SIDE * SIDE)?;
+                let measured = self.replay(2, |stream, _| plan.run(stream, x, w, &y.all_mut()))?;
                 Some(2.0 * (SIDE as f64).powi(3) / measured.median / 1e12)
             }
         };
@@ -326,7 +239,7 @@ impl Bench<'_> {
 
     /// Launches of a graph: whole rounds through the copies, and long enough.
     pub(super) fn launches(&self, copies: usize, bytes: usize, products: f64) -> usize {
-        let seconds = (bytes as f64 / 4e12).max(products / 8e14).max(2e-6);
+        let seconds = expected_seconds(bytes, products);
         if seconds > GRAPH_SECONDS {
             copies.min(2)
         } else {
@@ -346,10 +259,10 @@ impl Bench<'_> {
             self.progress.step(format!("cuBLASLt m={m} n={n} k={k}"));
             let plan = blas.plan(self.gpu, [m, n, k], dtype, dtype)?;
             let x = self.normals(m * k, dtype, 1.0)?;
-            let mut y = Halfs::new(self.gpu, m * n, dtype)?;
-            let launches = self.launches(copies, 2 * n * k, 2.0 * (m * n * k) as f64);
-            let measured = self
-                .replay(launches, |stream, i| plan.run(stream, x.view(), weights[i % copies].view(), &y.view_mut()))?;
+            let mut y = FloatBuffer::allocate(self.gpu, dtype, m * n)?;
+            let launches = self.launches(copies, 2 * n * k, operations([m, n, k]));
+            let measured =
+                self.replay(launches, |stream, i| plan.run(stream, x.all(), weights[i % copies].all(), &y.all_mut()))?;
             out.push(Some(measured.median * 1e6));
         }
         Ok(out)
@@ -417,15 +330,15 @@ impl Bench<'_> {
         let bytes = kernel.workspace_bytes(&caps, &problem);
         let mut workspace = Workspace::new(self.gpu, self.stream, bytes)?;
         let x = self.normals(m * k, self.x, 1.0)?;
-        let mut y = Halfs::new(self.gpu, m * n, self.y)?;
-        let launches = self.launches(weights.len(), weights[0].bytes(), 2.0 * (m * n * k) as f64);
+        let mut y = FloatBuffer::allocate(self.gpu, self.y, m * n)?;
+        let launches = self.launches(weights.len(), weights[0].bytes(), operations([m, n, k]));
         let measured = self.replay(launches, |stream, i| {
             let call = Call {
-                x: x.view(),
+                x: x.all(),
                 m,
                 w: &weights[i % weights.len()],
                 epilogue: Epilogue::default(),
-                y: y.view_mut(),
+                y: y.all_mut(),
                 workspace: Some(&mut workspace),
                 batch_invariant: false,
             };
@@ -435,39 +348,28 @@ impl Bench<'_> {
             false => None,
             true => {
                 let rows = check::rows(m);
-                let (x, y) = (x.rows(self.stream, &rows, k)?, y.rows(self.stream, &rows, n)?);
+                let of = |floats: &FloatBuffer, width: usize| {
+                    let row = |&row: &usize| floats.to_f32(self.stream, row * width..(row + 1) * width);
+                    Ok::<_, Failure>(rows.iter().map(row).collect::<halfbyte::Result<Vec<_>>>()?.concat())
+                };
+                let (x, y) = (of(&x, k)?, of(&y, n)?);
                 let computed =
                     Computed { x: &x, y: &y, shape: [rows.len(), n, k], bound: kernel.bound(&caps, &problem) };
                 Some(check::check_rows(check::Weight::Quantized(w, format), computed)?)
             }
         };
-        let Measured { median, least, spread, runs } = measured;
         let weight_bytes = weights[0].bytes();
-        Ok(Line {
-            format: format.to_string(),
-            x: self.x.name(),
-            y: self.y.name(),
-            m,
-            n,
-            k,
-            origin: None,
-            kernel: kernel.name,
+        let share = Share {
             quantized: format.act.is_quantized(),
-            weight_bytes,
-            copies: weights.len(),
-            runs,
-            median_us: median * 1e6,
-            least_us: least * 1e6,
-            spread,
-            gflop_per_s: 2.0 * m as f64 * n as f64 * k as f64 / median / 1e9,
-            weights_gb_per_s: weight_bytes as f64 / median / 1e9,
+            weights_gb_per_s: weight_bytes as f64 / measured.median / 1e9,
             read_us,
             limit_us: 0.0,
             roofline_percent: 0.0,
             limit: "",
-            baseline_us: None,
-            times_baseline: None,
-            check,
-        })
+        };
+        let operations = operations([m, n, k]);
+        let timed = Timed { kernel: kernel.name, weight_bytes, copies: weights.len(), measured, operations };
+        let product = Product { y: self.y.name(), m, n, k };
+        Ok(Line::new(format.to_string(), self.x.name(), product, timed, share, check))
     }
 }

@@ -1,12 +1,14 @@
 //! `bench matmul --sweep`: the configurations of a kernel that are worth measuring, against the one that it chooses.
 
-use super::cuda::{Bench, Halfs};
+use super::cuda::Bench;
+use super::operations;
 use crate::app::App;
 use crate::failure::{Failure, Result};
 use crate::text::{Align, rate, table};
 use halfbyte::Format;
 use halfbyte::cuda::Workspace;
 use halfbyte::cuda::matmul::{self, Call, Configuration, Epilogue, Packed};
+use halfbyte::cuda::nn::FloatBuffer;
 use halfbyte::kernel::{Activation, Problem};
 use serde::Serialize;
 
@@ -82,18 +84,18 @@ impl Bench<'_> {
         self.gpu.prepare(&instances, |_| ())?;
         let mut workspace = Workspace::new(self.gpu, self.stream, WORKSPACE_BYTES)?;
         let x = self.normals(m * k, self.x, 1.0)?;
-        let mut y = Halfs::new(self.gpu, m * n, self.y)?;
-        let launches = self.launches(weights.len(), weights[0].bytes(), 2.0 * (m * n * k) as f64);
+        let mut y = FloatBuffer::allocate(self.gpu, self.y, m * n)?;
+        let launches = self.launches(weights.len(), weights[0].bytes(), operations([m, n, k]));
         let mut others = Vec::new();
         for config in configs {
             self.progress.step(format!("{format} m={m} n={n} k={k}: {config}"));
             let measured = self.replay(launches, |stream, i| {
                 let call = Call {
-                    x: x.view(),
+                    x: x.all(),
                     m,
                     w: &weights[i % weights.len()],
                     epilogue: Epilogue::default(),
-                    y: y.view_mut(),
+                    y: y.all_mut(),
                     workspace: Some(&mut workspace),
                     batch_invariant: false,
                 };

@@ -2,14 +2,14 @@
 //! the peak, both measured in the same run.
 
 use super::speed::{Speed, Work};
+use crate::commands::bench::replays::replay;
 use crate::failure::Result;
-use crate::timing::Measured;
 use half::f16;
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::roofline::Roofline as CpuRoofline;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::cublaslt::CublasLt;
-use halfbyte::cuda::driver::{FloatView, FloatViewMut, Stream};
+use halfbyte::cuda::driver::{FloatView, FloatViewMut};
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::{Act, Float};
 use halfbyte_llm::arch::spec::{MlpKind, Spec};
@@ -23,10 +23,6 @@ const LEAST_BYTES: usize = 256 << 20;
 
 /// Side of the matrices that the rate of the tensor cores is measured with.
 const SIDE: usize = 8192;
-
-/// Replays that count, and those before them.
-const REPLAYS: usize = 15;
-const WARM_UP: usize = 2;
 
 /// After so long memory that was freed takes nothing of the bandwidth any more.
 const AFTER_FREEING: Duration = Duration::from_millis(100);
@@ -224,26 +220,20 @@ impl Machine {
         let mut all = gpu.context().allocate::<f16>(bytes / 2)?;
         roofline.normal(&stream, &mut FloatViewMut::F16(all.view_mut()), 1.0, 1)?;
         let mut sink = gpu.context().allocate::<u32>(1)?;
-        let seconds = replay(&stream, |stream| roofline.read(stream, all.view().cast::<u8>(), &mut sink.view_mut()))?;
+        let seconds =
+            replay(&stream, 1, |stream, _| roofline.read(stream, all.view().cast::<u8>(), &mut sink.view_mut()))?
+                .median;
         let flop_per_second = match CublasLt::open(gpu) {
             Ok(blas) if all.len() >= 2 * SIDE * SIDE => {
                 let plan = blas.plan(gpu, [SIDE; 3], Float::F16, Float::F16)?;
                 let [x, w] = [0, 1].map(|i| FloatView::F16(all.view().slice(i * SIDE * SIDE..(i + 1) * SIDE * SIDE)));
                 let mut y = gpu.context().allocate::<f16>(SIDE * SIDE)?;
                 let y = FloatViewMut::F16(y.view_mut());
-                Some(2.0 * (SIDE as f64).powi(3) / replay(&stream, |stream| plan.run(stream, x, w, &y))?)
+                Some(2.0 * (SIDE as f64).powi(3) / replay(&stream, 1, |stream, _| plan.run(stream, x, w, &y))?.median)
             }
             _ => None,
         };
         let peak = "dense f16, cuBLASLt on 8192³";
         Ok(Some(Self { read_bytes_per_second: bytes as f64 / seconds, flop_per_second, peak }))
     }
-}
-
-/// Median seconds of a replay of what is put into the stream.
-fn replay(stream: &Stream, mut work: impl FnMut(&Stream) -> halfbyte::Result<()>) -> Result<f64> {
-    // What is prepared when it is first used is prepared here, where it may allocate and compile.
-    work(stream)?;
-    stream.synchronize()?;
-    Ok(Measured::of(stream.time_replays(WARM_UP, REPLAYS, work)?).median)
 }
