@@ -2,7 +2,7 @@
 
 mod configs;
 
-use crate::support::{Random, Tensor, assert_names, model, taken, tensor, testdata, write_folder};
+use crate::support::{self, Random, Tensor, assert_names, model, quantized, taken, tensor, testdata, write_folder};
 use half::f16;
 use halfbyte::format::reference::{dequantize, matmul};
 use halfbyte::quantize::{Rtn, rtn};
@@ -53,9 +53,7 @@ fn load(tensors: &[Tensor], config: &str) -> (QTensor, Vec<f32>, Vec<Finding>) {
 }
 
 fn refusal(tensors: &[Tensor], config: &str) -> String {
-    let dir = tempfile::tempdir().unwrap();
-    write_folder(dir.path(), tensors, config);
-    let error = Weights::open(dir.path()).unwrap().load_linear("m").unwrap_err();
+    let error = support::refusal(tensors, config);
     assert!(
         matches!(error, Error::Malformed { .. } | Error::Missing { .. } | Error::Numbers { .. }),
         "expected the tensors to be refused: {error:?}"
@@ -164,16 +162,8 @@ fn without_a_config_the_shapes_tell_or_nothing_is_read() {
 }
 
 /// A tensor of random codes, scales and zero points.
-fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2]) -> QTensor {
-    let mut random = Random(seed);
-    let groups = format.group.count(k);
-    let codes = (0..n * k).map(|_| random.below(16) as u8).collect();
-    let scales = (0..n * groups).map(|_| format.scale.round((random.below(2000) + 1) as f32 / 1000.0)).collect();
-    let zeros = match format.zero {
-        Zero::Symmetric => Zeros::Symmetric,
-        _ => Zeros::Integer((0..n * groups).map(|_| random.below(16) as u16).collect()),
-    };
-    QTensor::new(format, [n, k], codes, scales, zeros, None).unwrap()
+fn random(seed: u64, format: WeightFormat, shape: [usize; 2]) -> QTensor {
+    quantized(&mut Random(seed), format, shape, 0..=15, false)
 }
 
 /// Packs 4-bit codes with f16 scales, step by step as AutoAWQ's `from_linear` does.

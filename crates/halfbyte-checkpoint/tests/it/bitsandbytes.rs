@@ -1,6 +1,6 @@
 //! bitsandbytes modules against files of bitsandbytes.
 
-use crate::support::{Tensor, assert_names, taken, tensor, testdata, text_of, write_folder};
+use crate::support::{Tensor, assert_names, refusal, taken, tensor, testdata, write_folder};
 use half::f16;
 use halfbyte::format::reference::dequantize;
 use halfbyte::{Float, Group, WeightFormat, Zero};
@@ -57,12 +57,6 @@ fn load(tensors: &[Tensor], config: &str) -> (Vec<u8>, Vec<Finding>) {
     let loaded = weights.load_linear("m").unwrap();
     let LinearWeight::Dense { floats, .. } = loaded.weight else { panic!("expected floats") };
     (bytes_of(&floats), loaded.findings)
-}
-
-fn refusal(tensors: &[Tensor], config: &str) -> String {
-    let dir = tempfile::tempdir().unwrap();
-    write_folder(dir.path(), tensors, config);
-    text_of(Weights::open(dir.path()).unwrap().load_linear("m"))
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod folder;
 mod fp4;
 mod labels;
 
-use crate::support::{Tensor, assert_names, model, taken, tensor, testdata, text_of, write_folder};
+use crate::support::{self, Tensor, assert_names, model, refusal, taken, tensor, testdata, text_of, write_folder};
 use half::{bf16, f16};
 use halfbyte::format::reference::dequantize;
 use halfbyte::quantize::{Rtn, rtn};
@@ -32,18 +32,8 @@ pub fn with_groups(groups: &str) -> String {
 }
 
 fn load(tensors: &[Tensor], config: &str) -> (QTensor, Vec<Finding>) {
-    let dir = tempfile::tempdir().unwrap();
-    write_folder(dir.path(), tensors, config);
-    let weights = Weights::open(dir.path()).unwrap();
-    let loaded = weights.load_linear("m").unwrap();
-    let LinearWeight::Quantized(q) = loaded.weight else { panic!("expected a quantised weight") };
-    (q, loaded.findings)
-}
-
-fn refusal(tensors: &[Tensor], config: &str) -> Error {
-    let dir = tempfile::tempdir().unwrap();
-    write_folder(dir.path(), tensors, config);
-    Weights::open(dir.path()).and_then(|weights| weights.load_linear("m").map(drop)).unwrap_err()
+    let (q, _, findings) = support::load(tensors, config);
+    (q, findings)
 }
 
 #[track_caller]

@@ -1,18 +1,11 @@
 //! What checkpoints say of their quantisation: every spelling, and every way to get it wrong.
 
-use crate::support::{assert_names, text_of};
+use crate::support::{assert_names, parse_config, text_of};
 use halfbyte_checkpoint::config::{GptqOverride, read};
-use halfbyte_checkpoint::{BitsAndBytesKind, Error, GptqConfig, GptqVersion, QuantizationConfig, Result};
-
-/// Reads these fields from `config.json`.
-fn parse(fields: &str) -> Result<Option<QuantizationConfig>> {
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("config.json"), format!("{{\"quantization_config\": {fields}}}")).unwrap();
-    read(dir.path())
-}
+use halfbyte_checkpoint::{BitsAndBytesKind, Error, GptqConfig, GptqVersion, QuantizationConfig};
 
 fn gptq(fields: &str) -> GptqConfig {
-    match parse(fields).unwrap() {
+    match parse_config(fields).unwrap() {
         Some(QuantizationConfig::Gptq(config)) => config,
         other => panic!("{other:?}"),
     }
@@ -90,12 +83,12 @@ fn wrong_types_and_absurd_values_are_errors_that_name_the_field() {
         (r#"{"quant_method": "gptq", "bits": 4, "dynamic": [1]}"#, &["quantization_config.dynamic", "an object"]),
     ];
     for (fields, parts) in cases {
-        let text = text_of(parse(fields));
+        let text = text_of(parse_config(fields));
         assert_names(&text, parts);
         assert_names(&text, &["config.json"]);
     }
     let long = format!(r#"{{"quant_method": "gptq", "bits": "{}"}}"#, "ä".repeat(100_000));
-    assert!(text_of(parse(&long)).len() < 1000);
+    assert!(text_of(parse_config(&long)).len() < 1000);
 }
 
 #[test]
@@ -109,7 +102,7 @@ fn methods_that_are_not_read_are_named() {
         (r#"{}"#, "(none)"),
     ];
     for (fields, name) in cases {
-        let error = parse(fields).unwrap_err();
+        let error = parse_config(fields).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{fields}: {error}");
         assert_names(&error.to_string(), &[name, "not read yet", "config.json"]);
     }
@@ -147,7 +140,7 @@ fn settings_of_single_modules_are_read() {
         (r#""modules_in_block_to_quantize": [[["a"]]]"#, &["modules_in_block_to_quantize", "got [\"a\"]"]),
     ];
     for (fields, parts) in cases {
-        assert_names(&text_of(parse(&format!(r#"{{"quant_method": "gptq", "bits": 4, {fields}}}"#))), parts);
+        assert_names(&text_of(parse_config(&format!(r#"{{"quant_method": "gptq", "bits": 4, {fields}}}"#))), parts);
     }
 }
 
@@ -161,13 +154,13 @@ fn marlin_is_declared_in_three_ways() {
         let config = gptq(&format!("{{{fields}}}"));
         assert_eq!((config.marlin, config.bits, config.group_size), (true, 4, Some(128)), "{fields}");
     }
-    let text = text_of(parse(r#"{"quant_method": "marlin", "bits": 8}"#));
+    let text = text_of(parse_config(r#"{"quant_method": "marlin", "bits": 8}"#));
     assert_names(&text, &["quantization_config.bits", "4 bits only, got 8"]);
 }
 
 #[test]
 fn bitsandbytes_is_read_with_its_defaults() {
-    let parsed = |fields: &str| match parse(&format!("{{{fields}}}")).unwrap() {
+    let parsed = |fields: &str| match parse_config(&format!("{{{fields}}}")).unwrap() {
         Some(QuantizationConfig::BitsAndBytes(config)) => config,
         other => panic!("{other:?}"),
     };
@@ -195,7 +188,7 @@ fn bitsandbytes_is_read_with_its_defaults() {
         (r#""load_in_8bit": true, "llm_int8_skip_modules": "a""#, &["llm_int8_skip_modules", "a list of strings"]),
     ];
     for (fields, parts) in cases {
-        assert_names(&text_of(parse(&format!(r#"{{"quant_method": "bitsandbytes", {fields}}}"#))), parts);
+        assert_names(&text_of(parse_config(&format!(r#"{{"quant_method": "bitsandbytes", {fields}}}"#))), parts);
     }
 }
 

@@ -1,9 +1,11 @@
 //! Between the forms of files: the same numbers, the same bytes, or a refusal; and the proof.
 
-use crate::support::{Random, Tensor, assert_names, listing, taken, tensor, testdata, text_of, write_folder};
+use crate::support::{
+    Random, Tensor, assert_names, format, listing, quantized, taken, tensor, testdata, text_of, write_folder,
+};
 use half::f16;
 use halfbyte::quantize::{Rtn, rtn};
-use halfbyte::{Float, Format, Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::{Float, Group, QTensor, WeightFormat};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
     Checkpoint, Conversion, Error, GptqVersion, Job, LinearWeight, ModuleKind, Quantization, Target, Untied,
@@ -20,37 +22,6 @@ const SHAPES: [(&str, [usize; 2]); 3] = [
     ("model.layers.1.up_proj", [96, 256]),
 ];
 
-fn format(name: &str) -> WeightFormat {
-    name.parse::<Format>().unwrap().weight
-}
-
-/// A tensor whose codes take every value and whose zero points lie between these.
-fn random(
-    random: &mut Random,
-    format: WeightFormat,
-    [n, k]: [usize; 2],
-    zeros: std::ops::RangeInclusive<usize>,
-) -> QTensor {
-    let groups = format.group.count(k);
-    let codes = (0..n * k).map(|_| random.below(format.max_code() as usize + 1) as u8).collect();
-    let of_tensor = format.scale.round(0.013);
-    let scales = (0..n * groups)
-        .map(|_| match format.group {
-            Group::Tensor => of_tensor,
-            _ => format.scale.round((1 + random.below(999)) as f32 / 10_000.0),
-        })
-        .collect();
-    let zeros = match format.zero {
-        Zero::Integer => {
-            let width = zeros.end() - zeros.start() + 1;
-            let points = (0..n * groups).map(|_| (zeros.start() + random.below(width)) as u16).collect::<Vec<_>>();
-            Zeros::Integer(if format.group == Group::Tensor { vec![points[0]; n * groups] } else { points })
-        }
-        _ => Zeros::Symmetric,
-    };
-    QTensor::new(format, [n, k], codes, scales, zeros, None).unwrap()
-}
-
 /// Writes a model of random weights in a form, and returns them.
 fn write(dir: &Path, target: Target, format: WeightFormat, zeros: std::ops::RangeInclusive<usize>) -> Vec<QTensor> {
     let dense = dir.with_extension("dense");
@@ -64,7 +35,7 @@ fn write(dir: &Path, target: Target, format: WeightFormat, zeros: std::ops::Rang
     write_folder(&dense, &tensors, r#"{"model_type": "llama"}"#);
     let mut generator = Random(7);
     let weights: Vec<QTensor> =
-        SHAPES.iter().map(|(_, shape)| random(&mut generator, format, *shape, zeros.clone())).collect();
+        SHAPES.iter().map(|(_, shape)| quantized(&mut generator, format, *shape, zeros.clone(), false)).collect();
     let quantization = Quantization {
         target,
         format: &mut |module| module.in_block().then_some(format),

@@ -1,23 +1,21 @@
 //! Layouts of fpA_intB kernels in files: streams of Paddle under its names and TensorRT-LLM's; there and back; labels that lie.
 
-use crate::support::{Random, Tensor, assert_names, listing, taken, tensor, testdata, text_of, write_folder};
+use crate::support::{
+    Random, Tensor, assert_names, format, listing, quantized, same, taken, tensor, testdata, text_of, write_folder,
+    write_layers,
+};
 use half::f16;
 use halfbyte::format::reference::dequantize;
 use halfbyte::layout::codes::FpaIntB;
-use halfbyte::{Cpu, Float, Format, Group, Linear, QTensor, Weight, WeightFormat, Zero, Zeros};
+use halfbyte::{Cpu, Float, Group, Linear, QTensor, Weight, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
-    Checkpoint, Conversion, GptqVersion, Hint, Job, LinearWeight, Quantization, StoredWeight, Target, Weights, convert,
-    inspect, verify, write_model,
+    Checkpoint, Conversion, GptqVersion, Hint, Job, LinearWeight, StoredWeight, Target, Weights, convert, inspect,
 };
 use std::path::Path;
 
 const LAYOUTS: [FpaIntB; 2] = [FpaIntB::Interleaved, FpaIntB::RowMajor];
 const LAYERS: [&str; 2] = ["model.layers.0.mlp.up_proj", "model.layers.0.mlp.gate_proj"];
-
-fn format(name: &str) -> WeightFormat {
-    name.parse::<Format>().unwrap().weight
-}
 
 fn read(weights: &Weights, module: &str) -> QTensor {
     match weights.load_linear(module).unwrap().weight {
@@ -168,21 +166,12 @@ fn products_of_streams_lie_within_the_bound_of_their_numbers() {
 }
 
 /// A tensor of every code, with zero points between these.
-fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2], zeros: std::ops::RangeInclusive<usize>) -> QTensor {
-    let mut random = Random(seed);
-    let groups = format.group.count(k);
-    let codes = (0..n * k).map(|_| random.below(format.max_code() as usize + 1) as u8).collect();
-    let scales = (0..n * groups).map(|_| format.scale.round((1 + random.below(999)) as f32 / 1e4)).collect();
-    let width = zeros.end() - zeros.start() + 1;
-    let points = (0..n * groups).map(|_| (zeros.start() + random.below(width)) as u16).collect();
-    let zeros = if format.zero == Zero::Integer { Zeros::Integer(points) } else { Zeros::Symmetric };
-    QTensor::new(format, [n, k], codes, scales, zeros, None).unwrap()
+fn random(seed: u64, format: WeightFormat, shape: [usize; 2], points: std::ops::RangeInclusive<usize>) -> QTensor {
+    quantized(&mut Random(seed), format, shape, points, false)
 }
 
 /// Writes a model of these layers and a dense one.
 fn write(dir: &Path, layers: &[QTensor], target: Target) -> halfbyte_checkpoint::Result<()> {
-    let dense = dir.with_extension("dense");
-    std::fs::create_dir(&dense).unwrap();
     let tensors: Vec<Tensor> = LAYERS
         .iter()
         .zip(layers)
@@ -190,25 +179,12 @@ fn write(dir: &Path, layers: &[QTensor], target: Target) -> halfbyte_checkpoint:
         .map(|(name, [n, k])| tensor(&format!("{name}.weight"), DType::F16, &[n, k], &vec![f16::ONE; n * k]))
         .chain([tensor("model.layers.1.mlp.up_proj.weight", DType::F16, &[2, 3], &[f16::ONE; 6])])
         .collect();
-    write_folder(&dense, &tensors, r#"{"model_type": "llama"}"#);
-    let at = |name: &str| LAYERS.iter().position(|layer| *layer == name).and_then(|at| layers.get(at));
-    let quantization = Quantization {
-        target,
-        format: &mut |module| at(module.name).map(QTensor::format),
-        quantize: &mut |module, _, _| Ok(at(module.name).unwrap().clone()),
-        dense: &mut |_| None,
-        untied: None,
-    };
-    write_model(Job::new(&Weights::open(&dense).unwrap(), dir), quantization).map(|_| ())
+    write_layers(dir, &tensors, &LAYERS.into_iter().zip(layers).collect::<Vec<_>>(), target)
 }
 
 fn change(from: &Path, to: &Path, target: Target) -> halfbyte_checkpoint::Result<()> {
     let conversion = Conversion { target, bits: None, group: None, channel_scale: None, requantize: false };
     convert(Job::new(&Weights::open(from)?, to), conversion).map(|_| ())
-}
-
-fn same(a: &Path, b: &Path) -> bool {
-    verify(&Weights::open(a).unwrap(), &Weights::open(b).unwrap(), &mut |_, _, _| true).unwrap().equal()
 }
 
 #[test]

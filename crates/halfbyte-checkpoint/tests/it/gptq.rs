@@ -1,13 +1,13 @@
 //! GPTQ modules against files of other programs, and against themselves.
 
-use crate::support::{Random, Tensor, assert_names, goldens, taken, tensor, testdata, text_of, write_folder};
+use crate::support::{Random, Tensor, assert_names, goldens, load, quantized, refusal, taken, tensor, testdata};
 use half::{bf16, f16};
 use halfbyte::format::reference::{dequantize, matmul};
 use halfbyte::{Float, Group, QTensor, StoredTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::Checkpoint;
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::scheme::gptq::pack;
-use halfbyte_checkpoint::{Error, Finding, GptqVersion, LinearWeight, Weights};
+use halfbyte_checkpoint::{Error, Finding, GptqVersion};
 
 pub const VERSIONS: [(GptqVersion, &str); 2] = [(GptqVersion::V1, "v1.qzeros"), (GptqVersion::V2, "v2.qzeros")];
 
@@ -64,21 +64,6 @@ impl Golden {
         let q = self.file.bytes("q").unwrap();
         (0..self.n).flat_map(|i| (0..self.k).map(move |j| q[j * self.n + i])).collect()
     }
-}
-
-fn load(tensors: &[Tensor], config: &str) -> (QTensor, Vec<f32>, Vec<Finding>) {
-    let dir = tempfile::tempdir().unwrap();
-    write_folder(dir.path(), tensors, config);
-    let weights = Weights::open(dir.path()).unwrap();
-    let loaded = weights.load_linear("m").unwrap();
-    let LinearWeight::Quantized(q) = loaded.weight else { panic!("expected a quantised weight") };
-    (q, loaded.bias.unwrap_or_default(), loaded.findings)
-}
-
-fn refusal(tensors: &[Tensor], config: &str) -> String {
-    let dir = tempfile::tempdir().unwrap();
-    write_folder(dir.path(), tensors, config);
-    text_of(Weights::open(dir.path()).unwrap().load_linear("m"))
 }
 
 #[test]
@@ -223,23 +208,8 @@ fn a_zero_point_of_zero_is_held_by_v2_and_refused_by_v1() {
 }
 
 /// A tensor of random codes, scales and zero points.
-pub fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2], act_order: bool) -> QTensor {
-    let mut random = Random(seed);
-    let groups = format.group.count(k);
-    let codes = (0..n * k).map(|_| random.below(1 << format.bits) as u8).collect();
-    let scales = (0..n * groups).map(|_| format.scale.round((random.below(2000) + 1) as f32 / 1024.0)).collect();
-    let zeros = match format.zero {
-        Zero::Symmetric => Zeros::Symmetric,
-        _ => Zeros::Integer((0..n * groups).map(|_| 1 + random.below((1 << format.bits) - 1) as u16).collect()),
-    };
-    let index = act_order.then(|| {
-        let mut index: Vec<u32> = (0..k).map(|j| (j / format.group.len(k)) as u32).collect();
-        for j in (1..k).rev() {
-            index.swap(j, random.below(j + 1));
-        }
-        index
-    });
-    QTensor::new(format, [n, k], codes, scales, zeros, index).unwrap()
+pub fn random(seed: u64, format: WeightFormat, shape: [usize; 2], act_order: bool) -> QTensor {
+    quantized(&mut Random(seed), format, shape, 1..=format.max_code() as usize, act_order)
 }
 
 pub fn tensors_of(q: &QTensor, version: GptqVersion) -> Vec<Tensor> {

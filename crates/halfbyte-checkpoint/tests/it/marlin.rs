@@ -1,11 +1,11 @@
 //! Marlin modules against files of AutoGPTQ's packer.
 
-use crate::support::{Tensor, assert_names, taken, tensor, testdata, text_of, write_folder};
+use crate::support::{Tensor, assert_names, load, refusal, taken, tensor, testdata, write_folder};
 use half::f16;
-use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
+use halfbyte::{Float, Group, WeightFormat, Zero};
 use halfbyte_checkpoint::Checkpoint;
 use halfbyte_checkpoint::safetensors::DType;
-use halfbyte_checkpoint::{Finding, Job, LinearWeight, Weights, inspect, write_dense};
+use halfbyte_checkpoint::{Job, Weights, inspect, write_dense};
 
 /// Name, group size in the config, group that is read.
 const GOLDENS: [(&str, i32, Group); 3] = [
@@ -31,21 +31,6 @@ fn config(group_size: i32) -> String {
         r#"{{"quantization_config": {{"quant_method": "gptq", "bits": 4, "group_size": {group_size}, "sym": true,
         "desc_act": false, "is_marlin_format": true}}}}"#
     )
-}
-
-fn load(tensors: &[Tensor], config: &str) -> (QTensor, Vec<f32>, Vec<Finding>) {
-    let dir = tempfile::tempdir().unwrap();
-    write_folder(dir.path(), tensors, config);
-    let weights = Weights::open(dir.path()).unwrap();
-    let loaded = weights.load_linear("m").unwrap();
-    let LinearWeight::Quantized(q) = loaded.weight else { panic!("expected a quantised weight") };
-    (q, loaded.bias.unwrap_or_default(), loaded.findings)
-}
-
-fn refusal(tensors: &[Tensor], config: &str) -> String {
-    let dir = tempfile::tempdir().unwrap();
-    write_folder(dir.path(), tensors, config);
-    text_of(Weights::open(dir.path()).unwrap().load_linear("m"))
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Our own form: every format, there and back; labels against tensors; what lies.
 
-use crate::support::{Random, Tensor, assert_names, listing, tensor, text_of, write_folder};
+use crate::support::{
+    Random, Tensor, assert_names, format, listing, quantized, same, tensor, text_of, write_folder, write_layers,
+};
 use half::f16;
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::dequantize;
-use halfbyte::{Float, Format, Group, QTensor, StoredTensor, WeightFormat, Zero, Zeros};
+use halfbyte::{Float, Format, QTensor, StoredTensor, WeightFormat, Zeros};
 use halfbyte_checkpoint::folder::check_target;
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
@@ -16,42 +18,9 @@ use std::path::Path;
 const LAYERS: [&str; 2] = ["model.layers.0.mlp.up_proj", "model.layers.0.mlp.gate_proj"];
 const SHAPE: [usize; 2] = [35, 101];
 
-fn format(name: &str) -> WeightFormat {
-    name.parse::<Format>().unwrap().weight
-}
-
 /// A tensor of every code, zero points to their limits, and an order of columns of its own if asked for.
-fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2], act_order: bool) -> QTensor {
-    let mut random = Random(seed);
-    let groups = format.group.count(k);
-    let codes = (0..n * k).map(|_| random.below(format.max_code() as usize + 1) as u8).collect();
-    let exact = |v: usize, by: f32| format.scale.round(v as f32 / by);
-    let zeros = match format.zero {
-        Zero::Symmetric => Zeros::Symmetric,
-        Zero::Integer => {
-            Zeros::Integer((0..n * groups).map(|_| random.below(format.max_code() as usize + 2) as u16).collect())
-        }
-        Zero::Float => Zeros::Float((0..n * groups).map(|_| exact(random.below(999), 7e3)).collect()),
-    };
-    let mut scales: Vec<f32> = (0..n * groups).map(|_| exact(1 + random.below(999), 1e4)).collect();
-    if format.group == Group::Tensor {
-        scales.fill(exact(77, 1e4));
-    }
-    if let Some(channel) = format.channel_scale {
-        // Up to 8 fits every zero point.
-        scales = (0..n)
-            .flat_map(|i| {
-                let scale = channel.round((i + 1) as f32 / 1e3);
-                (0..groups).map(|_| scale * (1 + random.below(8)) as f32).collect::<Vec<_>>()
-            })
-            .collect();
-    }
-    let index = act_order.then(|| {
-        let mut index: Vec<u32> = (0..k).map(|j| (j / format.group.len(k)) as u32).collect();
-        (1..k).rev().for_each(|j| index.swap(j, random.below(j + 1)));
-        index
-    });
-    QTensor::new(format, [n, k], codes, scales, zeros, index).unwrap()
+fn random(seed: u64, format: WeightFormat, shape: [usize; 2], act_order: bool) -> QTensor {
+    quantized(&mut Random(seed), format, shape, 0..=format.max_code() as usize + 1, act_order)
 }
 
 /// Writes a model of these layers, one of them dense if there is one only.
@@ -64,16 +33,7 @@ fn write(dir: &Path, layers: &[QTensor], target: Target) -> halfbyte_checkpoint:
         .map(|name| tensor(&format!("{name}.weight"), DType::F16, &[n, k], &vec![f16::ONE; n * k]))
         .chain([tensor("lm_head.weight", DType::F16, &[2, 3], &[f16::ONE; 6])])
         .collect();
-    write_folder(&dense, &tensors, r#"{"model_type": "llama"}"#);
-    let at = |name: &str| LAYERS.iter().position(|layer| *layer == name).and_then(|at| layers.get(at));
-    let quantization = Quantization {
-        target,
-        format: &mut |module| at(module.name).map(QTensor::format),
-        quantize: &mut |module, _, _| Ok(at(module.name).unwrap().clone()),
-        dense: &mut |_| None,
-        untied: None,
-    };
-    write_model(Job::new(&Weights::open(&dense).unwrap(), dir), quantization).map(|_| ())
+    write_layers(dir, &tensors, &LAYERS.into_iter().zip(layers).collect::<Vec<_>>(), target)
 }
 
 fn read(dir: &Path, name: &str) -> halfbyte_checkpoint::Result<QTensor> {
@@ -86,10 +46,6 @@ fn read(dir: &Path, name: &str) -> halfbyte_checkpoint::Result<QTensor> {
 fn change(from: &Path, to: &Path, target: Target, channel_scale: Option<Float>) -> halfbyte_checkpoint::Result<()> {
     let conversion = Conversion { target, bits: None, group: None, channel_scale, requantize: false };
     convert(Job::new(&Weights::open(from)?, to), conversion).map(|_| ())
-}
-
-fn same(a: &Path, b: &Path) -> bool {
-    verify(&Weights::open(a).unwrap(), &Weights::open(b).unwrap(), &mut |_, _, _| true).unwrap().equal()
 }
 
 #[test]

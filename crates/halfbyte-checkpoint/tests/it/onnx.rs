@@ -2,7 +2,7 @@
 
 mod model;
 
-use crate::support::{Random, assert_names, testdata, text_of};
+use crate::support::{self, Random, assert_names, testdata, text_of};
 use half::{bf16, f16};
 use halfbyte::format::reference::{dequantize, matmul};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
@@ -193,21 +193,8 @@ fn zero_points_whose_products_no_single_holds_are_read_as_floats() {
 }
 
 /// A tensor of random codes, scales and zero points.
-fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2]) -> QTensor {
-    let mut random = Random(seed);
-    let groups = format.group.count(k);
-    let codes = (0..n * k).map(|_| random.below(1 << format.bits) as u8).collect();
-    let whole = format.group == Group::Tensor;
-    let mut scales: Vec<f32> =
-        (0..n * groups).map(|_| format.scale.round((random.below(2000) + 1) as f32 / 1000.0)).collect();
-    let mut points: Vec<u16> = (0..n * groups).map(|_| random.below(1 << format.bits) as u16).collect();
-    if whole {
-        let (scale, point) = (scales[0], points[0]);
-        scales.fill(scale);
-        points.fill(point);
-    }
-    let zeros = if format.zero == Zero::Symmetric { Zeros::Symmetric } else { Zeros::Integer(points) };
-    QTensor::new(format, [n, k], codes, scales, zeros, None).unwrap()
+fn random(seed: u64, format: WeightFormat, shape: [usize; 2]) -> QTensor {
+    support::quantized(&mut Random(seed), format, shape, 0..=format.max_code() as usize, false)
 }
 
 #[test]

@@ -1,16 +1,10 @@
 //! Configs of AWQ: every spelling, and errors that name the field.
 
-use crate::support::{assert_names, text_of};
+use crate::support::{assert_names, parse_config, text_of};
 use halfbyte_checkpoint::{AwqConfig, AwqVersion, QuantizationConfig, config};
 
-fn parse(fields: &str) -> halfbyte_checkpoint::Result<Option<QuantizationConfig>> {
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("config.json"), format!("{{\"quantization_config\": {fields}}}")).unwrap();
-    config::read(dir.path())
-}
-
 fn awq(fields: &str) -> AwqConfig {
-    match parse(fields).unwrap() {
+    match parse_config(fields).unwrap() {
         Some(QuantizationConfig::Awq(config)) => config,
         other => panic!("{other:?}"),
     }
@@ -71,7 +65,7 @@ fn wrong_configs_are_errors_that_name_the_field() {
         (r#""bits": 4, "modules_to_not_convert": [1]"#, &["modules_to_not_convert", "a list of strings"]),
     ];
     for (fields, parts) in cases {
-        let text = text_of(parse(&format!(r#"{{"quant_method": "awq", {fields}}}"#)));
+        let text = text_of(parse_config(&format!(r#"{{"quant_method": "awq", {fields}}}"#)));
         assert_names(&text, parts);
         assert_names(&text, &["config.json"]);
     }

@@ -1,11 +1,10 @@
 //! Tokenizers: what GGUF's lists say encodes texts to the same ids.
 
 use super::tiny;
-use crate::support::{assert_names, model, testdata, text_of};
+use crate::support::{assert_names, model, model_config, read_json, testdata, text_of};
 use halfbyte_checkpoint::Error;
 use halfbyte_checkpoint::gguf::{Array, GgmlType, Header, Value as Meta, config_json, metadata_from, tokenizer_json};
-use serde_json::{Map, Value, json};
-use std::path::PathBuf;
+use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
 fn loaded(json: &Value) -> Tokenizer {
@@ -14,14 +13,6 @@ fn loaded(json: &Value) -> Tokenizer {
 
 fn ids(tokenizer: &Tokenizer, text: &str, special: bool) -> Vec<u32> {
     tokenizer.encode(text, special).unwrap().get_ids().to_vec()
-}
-
-fn read_json(path: PathBuf) -> Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
-}
-
-fn model_config() -> Map<String, Value> {
-    read_json(model().join("config.json")).as_object().unwrap().clone()
 }
 
 fn header_of(metadata: Vec<(String, Meta)>) -> Header {
@@ -36,7 +27,7 @@ fn set(header: &mut Header, key: &str, value: Option<Meta>) {
 
 /// Metadata of the model that ships with the project, and its tokenizer.
 fn shipped() -> (Header, Value) {
-    let json = read_json(model().join("tokenizer.json"));
+    let json = read_json(&model().join("tokenizer.json"));
     (header_of(metadata_from(&model_config(), &json, GgmlType::F16, None).unwrap()), json)
 }
 
@@ -72,7 +63,7 @@ fn the_shipped_tokenizer_comes_back() {
 fn scores_merge_as_sentencepiece_does() {
     let (_, header) = tiny();
     let tokenizer = loaded(&tokenizer_json(&header).unwrap());
-    let cases = read_json(testdata("gguf/tiny_llama_tokens.json"));
+    let cases = read_json(&testdata("gguf/tiny_llama_tokens.json"));
     for case in cases.as_array().unwrap() {
         let text = case["text"].as_str().unwrap();
         let want: Vec<u32> = case["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
