@@ -6,6 +6,7 @@ use super::types::GgmlType;
 use super::value::Value as Meta;
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
+use std::path::Path;
 
 const OP: &str = "config as GGUF metadata";
 
@@ -16,9 +17,9 @@ const QUANTIZATION_VERSION: u32 = 2;
 /// one. `file_type` is the type of most of its matrices.
 ///
 /// Factors of rotary frequencies (`rope_type` llama3) are a tensor in GGUF and not in here: see
-/// [`super::rope_factors`]. Errors, naming the field: another architecture, a size that is missing or beyond u32,
-/// an activation, window or rotary scaling that such models in GGUF do not have, a file type that has no number, a tokenizer that
-/// GGUF cannot say exactly.
+/// [`super::rope_factors`]. Errors, naming the field: a size that is missing or beyond u32, or another value that no config has
+/// ([`Error::Malformed`]); another architecture, an activation, window or rotary scaling that such models in GGUF do not have, a
+/// file type that has no number, a tokenizer that GGUF cannot say exactly ([`Error::Invalid`]).
 pub fn metadata_from(
     config: &Map<String, Value>,
     tokenizer: &Value,
@@ -152,12 +153,12 @@ impl<'a> Config<'a> {
     fn size(self, field: &str) -> Result<u32> {
         let value = self.get(field).unwrap_or(&Value::Null);
         let size = value.as_u64().and_then(|size| u32::try_from(size).ok()).filter(|&size| size > 0);
-        size.ok_or_else(|| unfit(field, "a whole number from 1 to 2^32 - 1", value))
+        size.ok_or_else(|| wrong(field, "a whole number from 1 to 2^32 - 1", value))
     }
 
     pub fn float(self, field: &str) -> Result<f64> {
         let value = self.get(field).unwrap_or(&Value::Null);
-        value.as_f64().filter(|v| v.is_finite()).ok_or_else(|| unfit(field, "a number", value))
+        value.as_f64().filter(|v| v.is_finite()).ok_or_else(|| wrong(field, "a number", value))
     }
 
     fn single(self, field: &str) -> Result<f32> {
@@ -171,8 +172,8 @@ impl<'a> Config<'a> {
         let list = if let Value::Array(list) = value { list.as_slice() } else { std::slice::from_ref(value) };
         let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < vocab_size);
         let ids: Option<Vec<u32>> = list.iter().map(id).collect();
-        ids.filter(|ids| ids.len() <= most)
-            .ok_or_else(|| unfit(field, &format!("at most {most} ids of tokens below {vocab_size}"), value))
+        let ids = ids.ok_or_else(|| wrong(field, &format!("ids of tokens below {vocab_size}"), value))?;
+        if ids.len() > most { Err(unfit(field, &format!("at most {most} ids of tokens"), value)) } else { Ok(ids) }
     }
 
     /// Length of a head's vectors, even.
@@ -182,10 +183,10 @@ impl<'a> Config<'a> {
             Some(_) => self.size("head_dim")?,
             None if self.means_absent("head_dim", "qwen3") => 128,
             None if hidden.is_multiple_of(heads) => hidden / heads,
-            None => return Err(unfit("num_attention_heads", &format!("a divisor of {hidden}"), &heads.into())),
+            None => return Err(wrong("num_attention_heads", &format!("a divisor of {hidden}"), &heads.into())),
         };
         if !head_dim.is_multiple_of(2) {
-            return Err(unfit("head_dim", "an even number", &head_dim.into()));
+            return Err(wrong("head_dim", "an even number", &head_dim.into()));
         }
         Ok(head_dim as usize)
     }
@@ -196,7 +197,7 @@ impl<'a> Config<'a> {
         let object = |name: &'static str| match self.get(name) {
             None => Ok(None),
             Some(Value::Object(map)) => Ok(Some((name, map))),
-            Some(other) => Err(unfit(name, "an object", other)),
+            Some(other) => Err(wrong(name, "an object", other)),
         };
         let (old, new) = (object("rope_scaling")?, object("rope_parameters")?);
         Ok(old.filter(|(_, map)| !map.is_empty()).or(new))
@@ -217,7 +218,7 @@ impl<'a> Config<'a> {
             && let Some(other) = self.get("rope_parameters").and_then(|object| object.get("rope_theta"))
             && other.as_f64().is_some_and(|other| other != theta)
         {
-            return Err(unfit("rope_parameters.rope_theta", &format!("{theta}, as beside rope_scaling"), other));
+            return Err(wrong("rope_parameters.rope_theta", &format!("{theta}, as beside rope_scaling"), other));
         }
         Ok(theta)
     }
@@ -230,7 +231,7 @@ impl<'a> Config<'a> {
             None => Ok(None),
             Some(Value::String(kind)) if kind == "default" => Ok(None),
             Some(Value::String(kind)) => Ok(Some((kind, map))),
-            Some(other) => Err(unfit("rope_type", "a string", other)),
+            Some(other) => Err(wrong("rope_type", "a string", other)),
         }
     }
 
@@ -247,9 +248,15 @@ impl<'a> Config<'a> {
 /// A number in single precision, as GGUF holds it.
 fn narrow(field: &str, value: f64) -> Result<f32> {
     let single = value as f32;
-    if single.is_finite() { Ok(single) } else { Err(unfit(field, "a number that f32 holds", &value.into())) }
+    if single.is_finite() { Ok(single) } else { Err(wrong(field, "a number that f32 holds", &value.into())) }
 }
 
+/// A value that a field of a `config.json` cannot have.
+pub(super) fn wrong(field: &str, expected: &str, got: &Value) -> Error {
+    Error::malformed(Path::new("config.json"), format!("`{field}`: expected {expected}, got {got}"))
+}
+
+/// A value that GGUF cannot say.
 fn unfit(field: &str, expected: &str, got: &Value) -> Error {
     Error::invalid(OP, format!("`{field}`: {expected}"), got.to_string())
 }

@@ -1,6 +1,6 @@
 //! Llama 3's scaling of rotary frequencies: parameters in Hugging Face's config, a tensor of factors in GGUF.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use serde_json::{Map, Value, json};
 use std::f64::consts::TAU;
 
@@ -136,9 +136,9 @@ pub fn rope_factors(config: &Map<String, Value>) -> Result<Option<Vec<f32>>> {
     let (head_dim, theta) = (config.head_dim()?, config.rope_theta()?);
     let Llama3 { factor, low_freq_factor: low, high_freq_factor: high, original_context } = llama3;
     if factor <= 0.0 || low <= 0.0 || high <= low || original_context <= 0.0 {
-        let got = format!("{factor}, {low}, {high}, {original_context}");
         let expected = "factor, low_freq_factor < high_freq_factor and original_max_position_embeddings above 0";
-        return Err(Error::invalid("factors of rotary frequencies", expected, got));
+        let got = [factor, low, high, original_context].into_iter().collect();
+        return Err(super::metadata::wrong("rope_scaling", expected, &got));
     }
     Ok(Some((0..head_dim / 2).map(|pair| llama3.divisor(pair, head_dim, theta) as f32).collect()))
 }

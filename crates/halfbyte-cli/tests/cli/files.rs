@@ -326,6 +326,27 @@ fn a_group_size_that_shapes_leave_open_is_asked_for() {
     assert_eq!(json(&["verify", &dense, &native])["equal"], true);
 }
 
+/// As where a model is run: a bad value is the file's fault, and not that of the form that was asked for.
+#[test]
+fn bad_values_of_a_config_are_bad_input_where_gguf_is_written() {
+    let here = TempDir::new().unwrap();
+    let (folder, target) = (here.path().join("model"), here.path().join("model.gguf").display().to_string());
+    fs::create_dir(&folder).unwrap();
+    for entry in fs::read_dir(model()).unwrap().map(Result::unwrap) {
+        fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+    let config = fs::read_to_string(folder.join("config.json")).unwrap();
+    let bad = config.replace("\"head_dim\": 64", "\"head_dim\": -64");
+    assert_ne!(bad, config);
+    fs::write(folder.join("config.json"), bad).unwrap();
+    let folder = folder.display().to_string();
+    for args in [&["quantize", &folder, "-o", &target, "--to", "gguf"][..], &["run", &folder, "-p", "a"]] {
+        let error = fails(3, args);
+        assert!(error.contains("head_dim") && error.contains("-64"), "{error}");
+    }
+    assert!(!Path::new(&target).exists());
+}
+
 #[test]
 fn a_pickle_that_asks_for_a_call_is_named_and_nothing_is_run() {
     let here = TempDir::new().unwrap();

@@ -1,7 +1,7 @@
 //! A Llama model in GGUF's terms and in Hugging Face's: shape, names, order of rows.
 
 use super::tiny;
-use crate::support::{assert_names, listing, model, testdata, text_of};
+use crate::support::{assert_names, listing, model, model_config, read_json, testdata, text_of};
 use halfbyte::Float;
 use halfbyte_checkpoint::gguf::{
     Array, GgmlType, Header, TensorEntry, TensorSpec, Value as Meta, config_json, create, gguf_name, gguf_row,
@@ -10,19 +10,6 @@ use halfbyte_checkpoint::gguf::{
 use halfbyte_checkpoint::{Checkpoint, Conversion, Error, Job, Target, Weights, convert, write_dense};
 use serde_json::{Map, Value, json};
 use std::path::Path;
-
-fn object(value: Value) -> Map<String, Value> {
-    let Value::Object(map) = value else { panic!("an object") };
-    map
-}
-
-fn read_json(path: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
-}
-
-fn model_config() -> Map<String, Value> {
-    object(read_json(&model().join("config.json")))
-}
 
 /// The header with one key set, or removed.
 fn with(header: &Header, key: &str, value: Option<Meta>) -> Header {
@@ -263,27 +250,35 @@ fn what_fields_mean_in_their_architecture_is_written() {
 #[test]
 fn configs_that_gguf_cannot_say() {
     let tokenizer = read_json(&model().join("tokenizer.json"));
-    let cases = [
+    let refused = |field: &str, value: Value, part: &str| {
+        let mut config = model_config();
+        config.insert(field.into(), value);
+        let error = metadata_from(&config, &tokenizer, GgmlType::Q8_0, None).unwrap_err();
+        assert_names(&error.to_string(), &[field, part]);
+        error
+    };
+    for (field, value, part) in [
         ("model_type", json!("gemma"), "\"gemma\""),
         ("hidden_act", json!("gelu"), "\"gelu\""),
+        ("eos_token_id", json!([0, 1, 2, 3]), "at most 3"),
+        ("partial_rotary_factor", json!(0.5), "all of a head"),
+        ("vocab_size", json!(100), "below vocab_size, 100"),
+        ("vocab_size", json!(u32::MAX), "at most 524288"),
+    ] {
+        assert!(matches!(refused(field, value, part), Error::Invalid { .. }), "{field}");
+    }
+    // What no config may say.
+    for (field, value, part) in [
         ("hidden_size", Value::Null, "whole number"),
         ("hidden_size", json!(u64::MAX), "2^32"),
         ("num_attention_heads", json!(0), "from 1"),
         ("head_dim", json!(33), "even"),
         ("rms_norm_eps", json!("x"), "a number"),
         ("rms_norm_eps", json!(1e300), "f32"),
-        ("eos_token_id", json!([0, 1, 2, 3]), "at most 3"),
         ("eos_token_id", json!(4096), "below 4096"),
-        ("partial_rotary_factor", json!(0.5), "all of a head"),
-        ("vocab_size", json!(100), "below vocab_size, 100"),
-        ("vocab_size", json!(u32::MAX), "at most 524288"),
-    ];
-    for (field, value, part) in cases {
-        let mut config = model_config();
-        config.insert(field.into(), value);
-        let result = metadata_from(&config, &tokenizer, GgmlType::Q8_0, None);
-        assert!(matches!(result, Err(Error::Invalid { .. })), "{field}");
-        assert_names(&text_of(result), &[field, part]);
+        ("rope_parameters", json!(5), "an object"),
+    ] {
+        assert!(matches!(refused(field, value, part), Error::Malformed { .. }), "{field}");
     }
     let scaled = |scaling: Value| {
         let mut config = model_config();
