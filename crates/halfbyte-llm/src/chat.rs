@@ -84,11 +84,7 @@ impl ChatTemplate {
         &self.tokens
     }
 
-<<<<<<< HEAD
     /// [`ChatTemplate::render`] of messages without tools and documents. Errors: as there.
-=======
-    /// [`ChatTemplate::render`] of messages without tools and documents, with its errors.
->>>>>>> 99382430 (Docs of sessions, tokenizers, scores and templates say what errors there are)
     pub fn render_messages(&self, messages: &[Message], answer: bool) -> Result<String> {
         self.render(&Conversation { messages: messages.to_vec(), ..Conversation::default() }, answer)
     }

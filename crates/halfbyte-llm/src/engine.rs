@@ -227,20 +227,12 @@ impl<'m> Session<'m> {
         self.len() == 0
     }
 
-<<<<<<< HEAD
     /// Forgets everything; the room stays. Error: the device's.
-=======
-    /// Forgets everything; the room stays. Error: a device that fails.
->>>>>>> 99382430 (Docs of sessions, tokenizers, scores and templates say what errors there are)
     pub fn clear(&mut self) -> Result<()> {
         self.forget(0)
     }
 
-<<<<<<< HEAD
     /// Forgets tokens from a position on, if there are such; the room stays. Error: the device's.
-=======
-    /// Forgets tokens from a position on, if there are such; the room stays. Error: a device that fails.
->>>>>>> 99382430 (Docs of sessions, tokenizers, scores and templates say what errors there are)
     pub fn forget(&mut self, position: usize) -> Result<()> {
         self.follows = false;
         self.tokens.truncate(position);
@@ -248,11 +240,7 @@ impl<'m> Session<'m> {
     }
 
     /// Makes ready for a text that may begin as the one that was read: forgets what differs, and returns how many of `tokens` need
-<<<<<<< HEAD
     /// not be read again. The last one is read always, for the logits after it. Error: the device's.
-=======
-    /// not be read again. The last one is read always, for the logits after it. Error: as [`Session::forget`].
->>>>>>> 99382430 (Docs of sessions, tokenizers, scores and templates say what errors there are)
     pub fn keep_beginning(&mut self, tokens: &[u32]) -> Result<usize> {
         let same = self.tokens.iter().zip(tokens).take_while(|(read, token)| read == token).count();
         let kept = same.min(tokens.len().saturating_sub(1));

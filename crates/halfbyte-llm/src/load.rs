@@ -409,9 +409,18 @@ pub(crate) fn below_each_other(parts: &[Floats<'_>], dtype: Float) -> FloatData<
     }
 }
 
-/// What enters the first layer for some tokens, whose ids are below the vocabulary: rows of the embedding, multiplied and normed as
-/// the model has it. Shape: out `[tokens, hidden]`.
-pub(crate) fn embed(spec: &Spec, weights: &checkpoint::Weights, tokens: &[u32], out: &mut [f32]) -> Result<()> {
+/// What enters the first layer for some tokens: rows of the embedding, multiplied and normed as the model has it.
+///
+/// *Shapes:* out `[tokens, hidden]`. *Errors:* another length, an id that is not below the vocabulary, tensors that lack or do not fit.
+pub fn embed(spec: &Spec, weights: &checkpoint::Weights, tokens: &[u32], out: &mut [f32]) -> Result<()> {
+    const OP: &str = "embed";
+    if let Some(id) = tokens.iter().find(|&&id| id as usize >= spec.vocab) {
+        return Err(Error::invalid(OP, format!("ids below {}", spec.vocab), id.to_string()));
+    }
+    if tokens.len().checked_mul(spec.hidden) != Some(out.len()) {
+        let expected = format!("{} vectors of {}", tokens.len(), spec.hidden);
+        return Err(Error::invalid(OP, expected, format!("{} elements", out.len())));
+    }
     let (hidden, name) = (spec.hidden, format!("{}.weight", spec.embedding));
     let rows = weights.floats(&name, &[spec.vocab, hidden])?;
     for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(hidden)) {

@@ -51,11 +51,7 @@ impl Scored {
     }
 }
 
-<<<<<<< HEAD
 /// Perplexity over a stream of tokens: [`perplexity_of`] all tokens of a window but the first. *Errors:* as there.
-=======
-/// Perplexity over a stream of tokens: [`perplexity_of`] all tokens of a window but the first, with its errors.
->>>>>>> 99382430 (Docs of sessions, tokenizers, scores and templates say what errors there are)
 pub fn perplexity(
     model: &Model,
     cpu: &Cpu,

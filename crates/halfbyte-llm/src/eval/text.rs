@@ -59,11 +59,7 @@ pub fn token_stream(tokenizer: &Tokenizer, documents: &[String], bos: Option<u32
     first_tokens(tokenizer, documents, bos, usize::MAX)
 }
 
-<<<<<<< HEAD
 /// The first tokens of [`token_stream`], at most `most`; documents beyond them are not read. Error: as there.
-=======
-/// The first tokens of [`token_stream`], at most `most`; documents beyond them are not read. Errors: as [`token_stream`].
->>>>>>> 99382430 (Docs of sessions, tokenizers, scores and templates say what errors there are)
 pub fn first_tokens(tokenizer: &Tokenizer, documents: &[String], bos: Option<u32>, most: usize) -> Result<Vec<u32>> {
     let mut stream = Vec::new();
     for document in documents {
