@@ -25,8 +25,6 @@ fn random(seed: u64, format: WeightFormat, shape: [usize; 2], act_order: bool) -
 
 /// Writes a model of these layers, one of them dense if there is one only.
 fn write(dir: &Path, layers: &[QTensor], target: Target) -> halfbyte_checkpoint::Result<()> {
-    let dense = dir.with_extension("dense");
-    std::fs::create_dir(&dense).unwrap();
     let [n, k] = [layers[0].n(), layers[0].k()];
     let tensors: Vec<Tensor> = LAYERS
         .iter()

@@ -206,7 +206,7 @@ pub fn text_of<T>(result: halfbyte_checkpoint::Result<T>) -> String {
 
 /// Asserts that a text has all of these in it.
 #[track_caller]
-pub fn assert_names(text: impl std::fmt::Display, parts: &[&str]) {
+pub fn assert_names(text: &(impl std::fmt::Display + ?Sized), parts: &[&str]) {
     let text = text.to_string();
     for part in parts {
         assert!(text.contains(part), "expected `{part}` in: {text}");

@@ -221,6 +221,9 @@ fn human(measured: &Measured) -> String {
     let columns: Vec<(&str, Align)> =
         names.iter().enumerate().map(|(at, name)| (*name, if at == 0 { Align::Left } else { Align::Right })).collect();
     out.push_str(&table(&columns, &rows.map(row)));
+    if report.answered > 0 && report.first_token.is_none() {
+        out.push_str("no answer had text: tokens that are not shown, as special ones, cannot be timed\n");
+    }
     for (error, count) in &report.errors {
         // A String takes everything.
         let _ = writeln!(out, "{count} failed: {}", escaped(error));

@@ -1,11 +1,11 @@
 // y = activation(x * W^T + bias) with x in f32 and weights of 16 bits, by tensor cores (3xTF32): TF32 holds a weight as
 // it is, and a float of x in three parts of 11, 11 and 2 bits, so that products are exact.
 //
-// A block owns 16 * DOWN outputs and 8 * ACROSS rows, and each of its warps every eighth run of 32 columns. A lane takes
-// 16 bytes of a row of W and the same columns of x, fragments of four m16n8k8 with columns in an order of their own:
-// nothing is staged in shared memory but the sums of the warps, which are added in the order of the warps. Tensor cores
-// do not round sums to nearest: those of four runs are added to sums that are. So what an output is added up from, and
-// in which order, depends on k only.
+// A block owns 16 * DOWN outputs and 8 * ACROSS rows, and each of its warps every eighth run of 32 columns. A lane
+// takes 16 bytes of a row of W and the same columns of x, fragments of four m16n8k8 with columns in an order of their
+// own: nothing is staged in shared memory but the sums of the warps, which are added in the order of the warps. Tensor
+// cores do not round sums to nearest: those of four runs are added to sums that are. So what an output is added up
+// from, and in which order, depends on k only.
 #include "ampere.cuh"
 #include "dense.cuh"
 
