@@ -185,7 +185,7 @@ impl Local {
     /// Of so many ranks: as a launcher says by LOCAL_RANK and LOCAL_WORLD_SIZE, or, where all are on one machine, by RANK; and by
     /// CUDA_VISIBLE_DEVICES, if it has one GPU for each process. Error: a variable that is no number.
     pub fn of(ranks: usize) -> Result<Self> {
-        Self::from_variables(ranks, |name| std::env::var(name).ok())
+        Self::from_variables(ranks, |name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
     fn from_variables(ranks: usize, variable: impl Fn(&str) -> Option<String>) -> Result<Self> {

@@ -199,7 +199,7 @@ pub fn run(_: &Args, app: &App) -> Result<()> {
             .collect(),
         isa_found: found.isa.name(),
         isa_used: used.isa.name(),
-        isa_limit: std::env::var("HALFBYTE_ISA").ok(),
+        isa_limit: std::env::var_os("HALFBYTE_ISA").map(|isa| isa.to_string_lossy().into_owned()),
         bf16_dot: used.bf16_dot,
         last_level_cache_bytes: machine::last_level_cache(),
         memory_bytes: machine::memory_total(),

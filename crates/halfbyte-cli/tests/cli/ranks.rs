@@ -244,6 +244,14 @@ fn ranks_meet_beside_an_agent_and_say_whose_the_port_is() {
     let (status, _, error) = end(without.env("RANK", "first").spawn().unwrap());
     assert_eq!(status, Some(2), "{error}");
     assert!(error.contains("RANK") && error.contains("first") && error.contains("WORLD_SIZE"), "{error}");
+    // A variable that is no text is not passed over.
+    #[cfg(unix)]
+    {
+        let nonsense: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"2\xff".as_slice());
+        let (status, _, error) = end(without.env("RANK", "0").env("WORLD_SIZE", nonsense).spawn().unwrap());
+        assert_eq!(status, Some(2), "{error}");
+        assert!(error.contains("WORLD_SIZE") && error.contains("a whole number"), "{error}");
+    }
 }
 
 /// Ctrl-C at a terminal goes to all ranks: none of them says that another has left.

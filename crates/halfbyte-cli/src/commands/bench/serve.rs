@@ -103,7 +103,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         side_file::check("--plot", path, args.overwrite, &[], None)?;
     }
     let requests = requests(args)?;
-    let key = std::env::var(KEY).ok();
+    let key = std::env::var_os(KEY).map(|key| key.to_string_lossy().into_owned());
     let mut target = Target::new(&args.url, key, args.model.clone()).map_err(|why| {
         Failure::usage(format!("{} is no server", args.url), why, "give a URL as http://127.0.0.1:8080")
     })?;

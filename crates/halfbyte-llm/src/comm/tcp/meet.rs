@@ -50,7 +50,8 @@ impl Rendezvous {
     /// Where TORCHELASTIC_USE_AGENT_STORE is True, torchrun itself listens at MASTER_PORT, and ranks meet at the next port (behind the last
     /// one at the one before). Error: a variable that is missing, or is no number that it may be.
     pub fn from_env() -> Result<Option<Self>> {
-        Self::from_variables(|name| std::env::var(name).ok())
+        // What is no text is none of the values that are asked for, and refused as such.
+        Self::from_variables(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {

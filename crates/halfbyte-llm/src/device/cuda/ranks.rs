@@ -181,7 +181,7 @@ fn all_ready<T>(comm: &dyn Comm, own: Result<T>) -> Result<T> {
 
 /// Meets the others, on every rank in the same way: by memory if each reaches that of all others.
 fn meet(comm: &dyn Comm, cuda: &Cuda) -> Result<Collectives> {
-    let asked = std::env::var(VARIABLE).unwrap_or_default();
+    let asked = std::env::var_os(VARIABLE).unwrap_or_default().to_string_lossy().into_owned();
     if !["", "memory", "nccl"].contains(&&*asked) {
         return Err(Error::invalid(OP, format!("memory or nccl in {VARIABLE}"), asked));
     }

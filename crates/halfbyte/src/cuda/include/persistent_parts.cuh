@@ -49,8 +49,8 @@ static_assert(STAGES_OF_RUN <= STAGES, "stages for a run");
 static_assert(BOX_POSITIONS == HB_BOX_POSITIONS, "the boxes of the host's maps");
 DEV u32 boxes_of(u32 stage_address) { return (stage_address + 127) & ~127u; }
 
-// A warp's tiles that are still to be brought. Where each lies in pages is asked for a tile ahead, and kept of the first
-// one, which most layers begin with.
+// A warp's tiles that are still to be brought. Where each lies in pages is asked for a tile ahead, and kept of the
+// first one, which most layers begin with.
 struct Tiles {
   u32 tile = 0, to = 0, piece;
   u32 head, row;  // of all rows of the cache: where the kv head begins, the tile

@@ -56,8 +56,9 @@ pub(super) fn run(
     activates: bool,
 ) -> Result<()> {
     let [few, many] = TILES;
-    // A multiprocessor has room for one block of either.
-    let tile = if blocks([m, n], few) <= gpu.caps().multiprocessors as usize { few } else { many };
+    // A multiprocessor has room for one block of either; up to 8 rows larger ones would read no less.
+    let small = m <= 8 * few.across || blocks([m, n], few) <= gpu.caps().multiprocessors as usize;
+    let tile = if small { few } else { many };
     let form = overlapping(gpu, launch(OP, [blocks([m, n], tile), 1, 1], THREADS, 0)?);
     let function = gpu.function(&instance(weights, tile, activates))?;
     // SAFETY: the one parameter is the source's `Params`, whose lengths were checked by the caller.
