@@ -17,7 +17,7 @@ export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 checker=()
 if command -v valgrind >/dev/null; then
     checker=(valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect
-        --show-leak-kinds=definite,indirect)
+        --show-leak-kinds=definite,indirect "--suppressions=$here/valgrind.supp")
 elif [ "${HALFBYTE_REQUIRE_VALGRIND:-}" = 1 ]; then
     echo 'HALFBYTE_REQUIRE_VALGRIND=1, but there is no valgrind' >&2
     exit 1
