@@ -10,6 +10,7 @@ mod dependencies;
 mod gpu_bundle;
 mod install_c;
 mod kernels;
+mod launches;
 mod oracles;
 mod paddle;
 mod plots;
@@ -39,6 +40,8 @@ enum Task {
     InstallC(install_c::Args),
     /// Make docs/kernels.md: which kernel multiplies every format on every kind of device.
     Kernels(kernels::Args),
+    /// Launch random work on a driver that runs nothing and refuses what devices of many kinds would refuse.
+    Launches(launches::Args),
     /// Compare what the software of each format reads in the files that we write.
     Oracles(oracles::Args),
     /// Make docs/plots.md and its pictures from the records.
@@ -63,6 +66,7 @@ fn main() -> std::process::ExitCode {
         Task::GpuBundle(args) => gpu_bundle::run(&args),
         Task::InstallC(args) => install_c::run(&args),
         Task::Kernels(args) => kernels::run(&args),
+        Task::Launches(args) => launches::run(&args),
         Task::Oracles(args) => oracles::run(&args),
         Task::Plots(args) => plots::run(&args),
         Task::Paddle(args) => paddle::run(&args),

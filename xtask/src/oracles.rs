@@ -185,7 +185,7 @@ impl Writer<'_> {
 }
 
 /// Builds the command line of this repository, in the profile of the tests.
-fn build(root: &Path) -> Result<PathBuf, String> {
+pub fn build(root: &Path) -> Result<PathBuf, String> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--locked", "--package", "halfbyte-cli"]);
     output_of(cargo.current_dir(root))?;
@@ -194,7 +194,7 @@ fn build(root: &Path) -> Result<PathBuf, String> {
 }
 
 /// Runs a command; what it says on standard error is shown only if it fails.
-fn output_of(command: &mut Command) -> Result<String, String> {
+pub fn output_of(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {

@@ -98,8 +98,7 @@ impl Runs {
             padding: 0,
         };
         let threads = if quantized.is_some() { scales * lanes } else { pieces };
-        let programmatic = gpu.caps().arch.number >= 90;
-        let launch = Launch { programmatic, ..Launch::linear(threads.div_ceil(THREADS) as u32, THREADS as u32) };
+        let launch = gpu.overlapping(Launch::linear(threads.div_ceil(THREADS) as u32, THREADS as u32));
         let form = quantized.map_or(u32::from(dtype == Float::F32), |(act, _)| 2 + u32::from(act == Act::A8Asym));
         gpu.function_once((OP, [form, 0]), || instance(dtype, quantized))?.launch_typed(stream, &launch, &params, &[])
     }

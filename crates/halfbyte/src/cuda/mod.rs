@@ -76,7 +76,7 @@ use crate::error::Result;
 use crate::layout::cuda_wna16::Atom;
 use compile::Compiler;
 use cublaslt::Products;
-use driver::{Buffer, Context, Driver, Function, Module, Stream, View, ViewMut};
+use driver::{Buffer, Context, Driver, Function, Launch, Module, Stream, View, ViewMut};
 use library::CUBLASLT;
 use matmul::KeptPlans;
 use nn::Gate;
@@ -234,6 +234,12 @@ impl Gpu {
     /// What kernels may use.
     pub fn caps(&self) -> Caps {
         self.caps
+    }
+
+    /// The same launch, which begins while the kernel before it ends, of code for a processor that can (programmatic dependent
+    /// launch, from compute capability 9.0 on): the kernel waits for that one itself. Code for others cannot wait so.
+    fn overlapping(&self, form: Launch) -> Launch {
+        Launch { programmatic: self.caps.arch.number >= 90, ..form }
     }
 
     /// The compiler, and why it keeps nothing if it does not.

@@ -26,21 +26,23 @@ pub struct Roofline {
     normal: Function,
     uniform: Function,
     nothing: Function,
-    blocks: u32,
-    programmatic: bool,
+    form: Launch,
+    /// As products are launched.
+    overlapping: Launch,
 }
 
 impl Roofline {
     /// Loads them. Errors: those of [`Gpu::function`].
     pub fn new(gpu: &Gpu) -> Result<Self> {
         let [read, normal, uniform, nothing] = NAMES.map(|name| gpu.function(&Instance::new(&SOURCE, name)));
+        let form = Launch::linear(4 * gpu.caps().multiprocessors, THREADS);
         Ok(Self {
             read: read?,
             normal: normal?,
             uniform: uniform?,
             nothing: nothing?,
-            blocks: 4 * gpu.caps().multiprocessors,
-            programmatic: gpu.caps().arch.number >= 90,
+            form,
+            overlapping: gpu.overlapping(form),
         })
     }
 
@@ -51,7 +53,7 @@ impl Roofline {
             return Err(Error::invalid("read memory", "room for a number, and pieces of 16 bytes", got));
         }
         let (pointer, pieces, sink) = (from.pointer(), from.len() as u64 / 16, sink.pointer());
-        self.launch(stream, &self.read, false, &[Arg::new(&pointer), Arg::new(&pieces), Arg::new(&sink)])
+        self.launch(stream, &self.read, self.form, &[Arg::new(&pointer), Arg::new(&pieces), Arg::new(&sink)])
     }
 
     /// Fills memory with normal numbers of a deviation, in the queue. Error: a type of 32 bits.
@@ -63,7 +65,7 @@ impl Roofline {
         };
         let (pointer, len) = (to.pointer(), to.len() as u64);
         let args = [Arg::new(&pointer), Arg::new(&len), Arg::new(&seed), Arg::new(&deviation), Arg::new(&dtype)];
-        self.launch(stream, &self.normal, false, &args)
+        self.launch(stream, &self.normal, self.form, &args)
     }
 
     /// Fills memory with uniform numbers `(b − 32767.5) · step`, in the queue: b are the halves of the words that have the numbers
@@ -71,17 +73,16 @@ impl Roofline {
     pub fn uniform(&self, stream: &Stream, to: &mut ViewMut<'_, f16>, step: f32, first: u64) -> Result<()> {
         let (pointer, len) = (to.pointer(), to.len() as u64);
         let args = [Arg::new(&pointer), Arg::new(&len), Arg::new(&first), Arg::new(&step)];
-        self.launch(stream, &self.uniform, false, &args)
+        self.launch(stream, &self.uniform, self.form, &args)
     }
 
     /// Puts a kernel that does nothing into the queue, as products are launched: what the driver takes for each of their launches.
     pub fn nothing(&self, stream: &Stream) -> Result<()> {
-        self.launch(stream, &self.nothing, self.programmatic, &[])
+        self.launch(stream, &self.nothing, self.overlapping, &[])
     }
 
-    fn launch(&self, stream: &Stream, function: &Function, programmatic: bool, args: &[Arg<'_>]) -> Result<()> {
-        let launch = Launch { programmatic, ..Launch::linear(self.blocks, THREADS) };
+    fn launch(&self, stream: &Stream, function: &Function, form: Launch, args: &[Arg<'_>]) -> Result<()> {
         // SAFETY: each caller gives the parameters of its kernel, which writes within what it is told of.
-        unsafe { function.launch(stream, &launch, args) }
+        unsafe { function.launch(stream, &form, args) }
     }
 }

@@ -111,12 +111,11 @@ impl Prepared {
         Ok(Self {
             schedule,
             maps,
-            launch: Launch {
+            launch: gpu.overlapping(Launch {
                 cluster: [split as u32, 1, 1],
                 shared_bytes: config.shared_bytes(form) as u32,
-                programmatic: gpu.caps().arch.number >= 90,
                 ..Launch::linear((schedule.workers * split) as u32, config.threads(form) as u32)
-            },
+            }),
             function: gpu.function(instance)?,
         })
     }

@@ -206,7 +206,8 @@ fn measure(args: &Args, cuda: &Cuda, layers: &[ExpertLayer], m: usize) -> Result
     let mut room = ExpertLayer::room(cuda, &all, m)?;
     gpu.prepare(&layers[0].instances(gpu), |_| {})?;
     let mut launch = |stream: &halfbyte::cuda::driver::Stream, i: usize| {
-        let own = i * m * args.experts..(i + 1) * m * args.experts;
+        let begin = i % LAUNCHES * m * args.experts;
+        let own = begin..begin + m * args.experts;
         let (logits, sizes) = (on_device.view().slice(own), [args.experts, args.top_k]);
         nn::route(gpu, stream, logits, sizes, true, ids.view_mut(), shares.view_mut())?;
         let rows = ChosenRows { x: x.view(0..m * args.hidden), ids: ids.view(), shares: shares.view() };

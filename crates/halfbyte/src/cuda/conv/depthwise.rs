@@ -278,12 +278,11 @@ impl Configured<Convolution> for Depthwise {
             low,
             high,
         };
-        let launch = Launch {
+        let launch = gpu.overlapping(Launch {
             grid: [cut.tiles as u32, cut.blocks as u32, 1],
             shared_bytes: cut.shared_bytes(g.kernel[1] * g.channels()) as u32,
-            programmatic: gpu.caps().arch.number >= 90,
             ..Launch::linear(1, THREADS as u32)
-        };
+        });
         let (form, x_type) = (self.form(), self.x_type());
         let [channels, columns, stride] = form;
         let key = [64 * channels + 4 * columns + stride, float_type(x_type)];

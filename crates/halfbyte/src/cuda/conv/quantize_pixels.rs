@@ -146,8 +146,7 @@ fn run(
         vectors: cut.vectors.into(),
     };
     let function = gpu.function_once((OP, [(act == Act::A8Asym).into(), 0]), || instance(act))?;
-    let programmatic = gpu.caps().arch.number >= 90;
-    let launch = Launch { programmatic, ..Launch::linear(blocks as u32, THREADS as u32) };
+    let launch = gpu.overlapping(Launch::linear(blocks as u32, THREADS as u32));
     function.launch_typed(stream, &launch, &params, &[])
 }
 

@@ -166,7 +166,7 @@ impl WindowRows {
             unused: 0,
         };
         let blocks = pieces.div_ceil(THREADS);
-        let launch = Launch { programmatic: true, ..Launch::linear(blocks as u32, THREADS as u32) };
+        let launch = gpu.overlapping(Launch::linear(blocks as u32, THREADS as u32));
         gpu.function_once((OP, [0; 2]), instance)?.launch_typed(stream, &launch, &params, &[])
     }
 }

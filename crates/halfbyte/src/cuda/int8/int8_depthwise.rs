@@ -181,11 +181,7 @@ impl Configured<Int8> for Depthwise {
             windows: Windows::new(shape, g.channels()),
         };
         let [tiles, rows] = self.grid().map(|size| size as u32);
-        let launch = Launch {
-            grid: [tiles, rows, 1],
-            programmatic: gpu.caps().arch.number >= 90,
-            ..Launch::linear(1, THREADS as u32)
-        };
+        let launch = gpu.overlapping(Launch { grid: [tiles, rows, 1], ..Launch::linear(1, THREADS as u32) });
         gpu.function_once((NAME, kind.key(0)), || kind.instance())?.launch_typed(stream, &launch, &arguments, &[])
     }
 }

@@ -215,12 +215,11 @@ impl Configured<Int8> for Rows {
             width: shape.input()[1] as i32,
             windows: Windows::new(shape, g.channels()),
         };
-        let launch = Launch {
+        let launch = gpu.overlapping(Launch {
             grid: [cut.tiles as u32, cut.blocks as u32, 1],
             shared_bytes: (cut.lanes * form.weight_bytes(g.kernel, self.kind.zeros)) as u32,
-            programmatic: gpu.caps().arch.number >= 90,
             ..Launch::linear(1, THREADS as u32)
-        };
+        });
         let (key, instance) = (self.kind.key(1 + form.side as u32 + form.stride as u32), form.instance(self.kind));
         gpu.function_once((NAME, key), || instance)?.launch_typed(stream, &launch, &arguments, &[])
     }

@@ -197,12 +197,11 @@ impl Configured<Int8> for Direct {
             padding: 0,
         };
         let [tiles, rows] = config.blocks(grid, co);
-        let launch = Launch {
+        let launch = gpu.overlapping(Launch {
             grid: [tiles as u32, rows as u32, 1],
             shared_bytes: shared.bytes as u32,
-            programmatic: true,
             ..Launch::linear(1, config::THREADS as u32)
-        };
+        });
         let numbers = [config.slots * 2 + usize::from(problem.x == Byte::U8), grid.fold].map(|n| n as u32);
         gpu.function_once((NAME, numbers), || self.instance())?.launch_typed(stream, &launch, &arguments, &[])
     }

@@ -220,13 +220,11 @@ impl Implicit {
             padding: 0,
             windows: Windows::new(shape, g.channels()),
         };
-        let arch = gpu.caps().arch;
-        let launch = Launch {
+        let launch = gpu.overlapping(Launch {
             grid: [config.tiles([shape.output_pixels(), g.outputs()]) as u32, g.groups as u32, 1],
-            shared_bytes: config.shared_bytes(arch) as u32,
-            programmatic: arch.number >= 90,
+            shared_bytes: config.shared_bytes(gpu.caps().arch) as u32,
             ..Launch::linear(1, THREADS as u32)
-        };
+        });
         let flags = self.kind.numbers().iter().fold(config.strips, |key, (_, flag)| 2 * key + flag);
         let key = [config.tokens as u32, flags as u32];
         gpu.function_once((NAME, key), || self.instance())?.launch_typed(stream, &launch, &arguments, &[])
@@ -256,7 +254,7 @@ mod tests {
         for number in [75, 80, 86, 89, 90, 120] {
             let arch = Arch { number, specific: false, ptx: false };
             for config in CONFIGS {
-                assert!(config.shared_bytes(arch) <= arch.shared_bytes() as usize, "{arch}: {config}");
+                assert!(config.shared_bytes(gpu.caps().arch) <= arch.shared_bytes() as usize, "{arch}: {config}");
             }
         }
     }

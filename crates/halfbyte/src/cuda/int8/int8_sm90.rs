@@ -143,12 +143,11 @@ impl Implicit {
         let windows = windows::map(shape, [config.tokens, BOX], Swizzle::Bytes64);
         Ok(Prepared {
             map: TensorMap::of_windows(x, 1, &windows)?,
-            launch: Launch {
+            launch: gpu.overlapping(Launch {
                 grid: [tiles as u32, g.groups as u32, 1],
                 shared_bytes: config.shared_bytes() as u32,
-                programmatic: true,
                 ..Launch::linear(1, config.threads() as u32)
-            },
+            }),
             function: gpu.function(&config.instance())?,
         })
     }

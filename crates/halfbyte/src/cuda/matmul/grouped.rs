@@ -121,7 +121,7 @@ macro_rules! first_kernel {
 /// A kernel for the weights.
 trait Product: Debug + Send + Sync {
     fn tile(&self, caps: &Caps, rows: f64) -> usize;
-    fn tiles(&self) -> Vec<usize>;
+    fn tiles(&self) -> &[usize];
     fn alignment(&self) -> usize;
     fn workspace_bytes(&self, caps: &Caps, tile: usize, rows: usize) -> usize;
     fn instance(&self, caps: &Caps, tile: usize) -> Instance;
@@ -139,6 +139,8 @@ struct Of<T: Gemm> {
     atoms: Buffer<u64>,
     rows_of_scales: Buffer<u64>,
     biases: Option<Buffer<u64>>,
+    /// Rows of the tiles that the device has room for.
+    tiles: Vec<usize>,
     prepared: Kept<Key, (T::Config, Prepared)>,
 }
 
@@ -287,7 +289,7 @@ impl Grouped {
     }
 
     /// Rows that tiles may have.
-    pub fn tiles(&self) -> Vec<usize> {
+    pub fn tiles(&self) -> &[usize] {
         self.product.tiles()
     }
 
@@ -367,7 +369,7 @@ impl<T: Gemm> Of<T> {
         };
         let of = |address: fn(&Weights) -> u64| upload(weights.iter().map(|(w, _)| address(w)).collect());
         let biases: Vec<u64> = weights.iter().filter_map(|(_, bias)| Some(bias.as_ref()?.pointer())).collect();
-        Ok(Self {
+        let mut made = Self {
             problem,
             form,
             shape: [problem.n, problem.k],
@@ -376,8 +378,16 @@ impl<T: Gemm> Of<T> {
             atoms: of(Weights::atoms)?,
             rows_of_scales: of(Weights::rows)?,
             biases: if biases.is_empty() { None } else { Some(upload(biases)?) },
+            tiles: Vec::new(),
             prepared: Kept::default(),
-        })
+        };
+        let caps = gpu.caps();
+        let is_there = |&tile: &usize| {
+            let plan = made.plan(&caps, tile);
+            plan.0.tokens() == tile && tiled::check(&caps, &form, &plan).is_ok()
+        };
+        made.tiles = T::grouped_tiles(&form).into_iter().filter(is_there).collect();
+        Ok(made)
     }
 
     /// The configuration for a tile, and who computes what as far as the host knows.
@@ -401,14 +411,13 @@ impl<T: Gemm> Of<T> {
 }
 
 impl<T: Gemm + Debug> Product for Of<T> {
-    fn tiles(&self) -> Vec<usize> {
-        T::grouped_tiles(&self.form)
+    fn tiles(&self) -> &[usize] {
+        &self.tiles
     }
 
     fn tile(&self, caps: &Caps, rows: f64) -> usize {
         let time = |tile: &usize| time_of_weight(caps, self.form.atom.bytes(), *tile, rows);
-        let tiles = T::grouped_tiles(&self.form);
-        tiles.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(MANY)
+        self.tiles.iter().copied().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(MANY)
     }
 
     fn alignment(&self) -> usize {

@@ -204,13 +204,13 @@ impl Target {
 
     /// The launch in which each block, of so many threads, has the rows that it is dealt. Error: more rows or blocks than a
     /// launch has.
-    pub(in crate::cuda) fn launch(&self, threads: usize) -> Result<Launch> {
+    pub(in crate::cuda) fn launch(&self, gpu: &Gpu, threads: usize) -> Result<Launch> {
         if self.m > i32::MAX as u64 || self.blocks > 65_535 {
             let expected = "fewer than 2³¹ rows, and at most 65 535 blocks to a row";
             return Err(Error::invalid(OP, expected, format!("{} and {}", self.m, self.blocks)));
         }
         let grid = [(self.m as u32).div_ceil(self.rows), self.blocks, 1];
-        Ok(Launch { grid, programmatic: true, ..Launch::linear(1, threads as u32) })
+        Ok(gpu.overlapping(Launch { grid, ..Launch::linear(1, threads as u32) }))
     }
 }
 
@@ -312,7 +312,7 @@ pub(in crate::cuda) fn run(
         x_type: float_type(x.dtype()),
         aligned: (x.pointer().is_multiple_of(16) && (form.k * x.dtype().size_bytes()).is_multiple_of(16)).into(),
     };
-    let launch = params.to.launch(block_of(form))?;
+    let launch = params.to.launch(gpu, block_of(form))?;
     let key = ("quantize_activations", [threads(form.span()) as u32, form.offsets.into()]);
     let function = gpu.function_once(key, || instance(form))?;
     function.launch_typed(stream, &launch, &params, &[])

@@ -100,7 +100,7 @@ impl SumGroups {
             x_type: float_type(dtype),
             padding: 0,
         };
-        let launch = form(rows.next_multiple_of(tokens), atoms);
+        let launch = gpu.overlapping(form(rows.next_multiple_of(tokens), atoms));
         let key = ("sum_groups", [sums_of_x.group as u32, 0]);
         let function = gpu.function_once(key, || sums_of_x.instance())?;
         function.launch_typed(stream, &launch, &params, &[])
@@ -109,7 +109,7 @@ impl SumGroups {
 
 fn form(rows: usize, atoms: usize) -> Launch {
     let blocks = (atoms * STEP).div_ceil(THREADS * COLUMNS).min(MOST_DOWN);
-    Launch { grid: [rows as u32, blocks as u32, 1], programmatic: true, ..Launch::linear(1, THREADS as u32) }
+    Launch { grid: [rows as u32, blocks as u32, 1], ..Launch::linear(1, THREADS as u32) }
 }
 
 #[cfg(test)]

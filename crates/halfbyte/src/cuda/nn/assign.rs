@@ -1,6 +1,6 @@
 //! Launches of `assign.cu`: which rows are whose where experts multiply the rows that chose them.
 
-use super::{launch, narrow, overlapping};
+use super::{launch, narrow};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, Stream, View};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -141,7 +141,7 @@ impl Assignment {
             tiles: [narrow(OP, "rows", tiles[0])?, narrow(OP, "rows", tiles[1])?],
             direct: direct.into(),
         };
-        let form = overlapping(gpu, launch(OP, [1, 1, 1], THREADS, shared as u32)?);
+        let form = gpu.overlapping(launch(OP, [1, 1, 1], THREADS, shared as u32)?);
         let function = gpu.function(&instance())?;
         // SAFETY: the one parameter is the source's `Params`; what it writes has room, as was checked above.
         unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }

@@ -2,7 +2,8 @@
 //
 //   attention: a block owns one key/value head, a tile of queries (a row's heads of the group, row after row) and a
 //   part of the positions:
-//       for each run of 32 positions: keys and values -> f32 in shared memory, codes times their scales
+//       for each run of 32 positions: keys and values -> f32 in shared memory, codes times their scales; values
+//           once keys are used, where there is no room for both
 //           each warp, for its queries: a lane scores one position; shift the running maximum; weights =
 //               2^(score - maximum)
 //           sums = sums * 2^(old - new maximum) + weights * values, a lane has every 32nd element of the head
@@ -31,10 +32,15 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
   constexpr int RUN = 32;  // positions
   constexpr int PADDED = HEAD + 4;  // so that 8 lanes read 16 bytes each from all banks
   constexpr int PER_LANE = HEAD / 32;
+#if __CUDA_ARCH__ < 800
+  constexpr bool APART = HEAD <= 192;  // as `keys_and_values_apart` in attention.rs
+#else
+  constexpr bool APART = true;
+#endif
   extern __shared__ float4 shared[];
   float* keys = reinterpret_cast<float*>(shared);  // [RUN][PADDED]
-  float* values = keys + RUN * PADDED;  // [RUN][HEAD]
-  float* queries = values + RUN * HEAD;  // [WARPS * QUERIES][HEAD]
+  float* values = APART ? keys + RUN * PADDED : keys;  // [RUN][HEAD]
+  float* queries = APART ? values + RUN * HEAD : keys + RUN * PADDED;  // [WARPS * QUERIES][HEAD]
 
   const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const u32 group = p.heads / p.kv_heads, kv_head = blockIdx.y, part = blockIdx.z;
@@ -76,12 +82,15 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
   for (u64 run = begin; run < end; run += RUN) {
     __syncthreads();
     const u64 slot = slot_of(p, 0, run);
-    for (u32 i = thread; i < RUN * HEAD; i += 32 * WARPS) {
+    const auto element = [&](const void* from, const float* scales, u32 i) {
       const u32 j = i / HEAD, d = i % HEAD;
       const bool within = run + j < end && d < p.head_size;
       const u64 position = u64(kv_head) * p.capacity + slot + j, at = position * p.head_size + d;
-      keys[j * PADDED + d] = within ? load_element(p.keys, p.key_scales, position, at, p.kind) : 0;
-      values[i] = within ? load_element(p.values, p.value_scales, position, at, p.kind) : 0;
+      return within ? load_element(from, scales, position, at, p.kind) : 0;
+    };
+    for (u32 i = thread; i < RUN * HEAD; i += 32 * WARPS) {
+      keys[i / HEAD * PADDED + i % HEAD] = element(p.keys, p.key_scales, i);
+      if (APART) values[i] = element(p.values, p.value_scales, i);
     }
     __syncthreads();
 
@@ -110,6 +119,11 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
       weight[q] = weight[q] * shrink + score[q];
 #pragma unroll
       for (int c = 0; c < PER_LANE; c++) sums[q][c] *= shrink;
+    }
+    if (!APART) {
+      __syncthreads();
+      for (u32 i = thread; i < RUN * HEAD; i += 32 * WARPS) values[i] = element(p.values, p.value_scales, i);
+      __syncthreads();
     }
     const bool all = run + RUN <= least && (!WINDOW || run + p.window >= most);
 #pragma unroll 4

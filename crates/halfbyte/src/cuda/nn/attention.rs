@@ -4,14 +4,13 @@
 use super::kv_cache::{KvCache, element_type};
 use super::rope::{HeadNorms, Rope};
 use super::{
-    attention_mma, attention_wgmma, flash_decoding, flash_decoding_sm90, launch, narrow, overlapping, rows_of,
-    same_length,
+    attention_mma, attention_wgmma, flash_decoding, flash_decoding_sm90, launch, narrow, rows_of, same_length,
 };
 use crate::checks::check_cap;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatViewMut, Stream, View};
 use crate::cuda::parameters::{Parameters, float_type, parameters};
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::error::{Error, Result};
 use crate::kernel::Heads;
 pub use crate::kv_pages::PAGE_LENGTH;
@@ -55,6 +54,18 @@ pub(super) fn combines() -> [Instance; 2] {
 
 fn instance(head_size: usize, queries: usize, window: bool) -> Instance {
     Instance::new(&SOURCE, format!("attention<{}, {queries}, {window}>", padded(head_size)))
+}
+
+/// Whether shared memory holds the keys and the values of a run at once.
+fn keys_and_values_apart(arch: Arch, head_size: usize) -> bool {
+    arch.number >= 80 || padded(head_size) <= 192
+}
+
+/// Shared memory of a block whose warps have so many queries each.
+fn shared_bytes(arch: Arch, head_size: usize, queries: usize) -> u32 {
+    let head = padded(head_size);
+    let values = if keys_and_values_apart(arch, head_size) { RUN * head } else { 0 };
+    ((RUN * (head + 4) + values + WARPS * queries * head) * size_of::<f32>()) as u32
 }
 
 fn combine(window: bool) -> Instance {
@@ -390,13 +401,12 @@ pub fn attention(
         (None, None) => {
             let queries = rows * heads.group();
             let each = if queries <= 2 * WARPS * FEW { FEW } else { MANY };
-            let head = padded(heads.head_size);
-            let shared = (RUN * (head + 4) + RUN * head + WARPS * each * head) * size_of::<f32>();
+            let shared = shared_bytes(gpu.caps().arch, heads.head_size, each);
             let grid = [queries.div_ceil(WARPS * each), heads.kv_heads, parts];
-            (instance(heads.head_size, each, what.window.is_some()), launch(OP, grid, THREADS, shared as u32)?)
+            (instance(heads.head_size, each, what.window.is_some()), launch(OP, grid, THREADS, shared)?)
         }
     };
-    let add_up = overlapping(gpu, launch(OP, [rows * heads.heads, 1, 1], THREADS, 0)?);
+    let add_up = gpu.overlapping(launch(OP, [rows * heads.heads, 1, 1], THREADS, 0)?);
     let add_up = (combine(what.window.is_some()), add_up);
     for (instance, form) in [attend, add_up].into_iter().take(if parts > 1 && !joins { 2 } else { 1 }) {
         let function = gpu.function(&instance)?;
@@ -435,4 +445,19 @@ fn one_by_one(
         out = others;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_processor_has_the_shared_memory_of_a_block_whatever_the_head() {
+        for arch in ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"].map(|name| name.parse::<Arch>().unwrap()) {
+            for (head_size, queries) in (1..=LARGEST_HEAD).flat_map(|size| [(size, FEW), (size, MANY)]) {
+                let needed = shared_bytes(arch, head_size, queries);
+                assert!(needed <= arch.shared_bytes(), "{arch}, heads of {head_size}, {queries} queries: {needed}");
+            }
+        }
+    }
 }

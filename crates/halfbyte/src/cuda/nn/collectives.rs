@@ -2,7 +2,7 @@
 
 mod shots;
 
-use super::{launch, narrow, overlapping, same_length};
+use super::{launch, narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatViewMut, HostWords, Inbox, Peer, Stream, View, ViewMut};
 use crate::cuda::nccl::Nccl;
@@ -488,7 +488,7 @@ fn put<P: Pod>(
     params: &P,
 ) -> Result<()> {
     let blocks = elements.div_ceil(4 * THREADS).clamp(1, most_blocks);
-    let form = overlapping(gpu, launch(OP, [blocks, 1, 1], THREADS as u32, 0)?);
+    let form = gpu.overlapping(launch(OP, [blocks, 1, 1], THREADS as u32, 0)?);
     let function = gpu.function(&instances()[kernel])?;
     // SAFETY: the one parameter is the kernel's, whose lengths the callers have checked; peers stay open as long as `self`.
     unsafe { function.launch(stream, &form, &[Arg::new(params)]) }

@@ -14,7 +14,7 @@
 //! always. All multiply without rounding and add up in f32, so that one bound holds for all. Each can be put into a stream that is being recorded.
 
 use super::floats::FloatBuffer;
-use super::{dense_rows_sm90, dense_tf32, launch, overlapping, same_length};
+use super::{dense_rows_sm90, dense_tf32, launch, same_length};
 use crate::cuda::cublaslt::{self, Matrices, alignment};
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View};
 use crate::cuda::matmul::finish::Finish;
@@ -298,7 +298,7 @@ impl Dense {
             Way::Tiles => (tiles_instance(activates), tiles([m, n], TILE), 0),
         };
         let form = launch(OP, grid, THREADS, shared_bytes)?;
-        let form = if way == Way::Tiles { form } else { overlapping(gpu, form) };
+        let form = if way == Way::Tiles { form } else { gpu.overlapping(form) };
         let function = gpu.function(&instance)?;
         // SAFETY: the one parameter is the source's `Params`, whose lengths were checked by the caller.
         unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }

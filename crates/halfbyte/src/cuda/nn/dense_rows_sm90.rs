@@ -1,7 +1,7 @@
 //! When `dense_rows_sm90.cu` runs, and how it is launched: products of few rows with large dense weights, with the copy engine of Hopper.
 
 use super::dense::{OP, Params};
-use super::{launch, overlapping};
+use super::launch;
 use crate::cuda::driver::{FloatView, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles};
 use crate::cuda::parameters::Parameters;
 use crate::cuda::sources::{Arch, Instance, Source};
@@ -64,7 +64,7 @@ pub(super) fn run(
 
 fn form(gpu: &Gpu, tokens: usize) -> Result<Launch> {
     let blocks = gpu.caps().multiprocessors as usize;
-    Ok(overlapping(gpu, launch(OP, [blocks, 1, 1], 32 * (WARPS as u32 + 1), shared_bytes(tokens))?))
+    Ok(gpu.overlapping(launch(OP, [blocks, 1, 1], 32 * (WARPS as u32 + 1), shared_bytes(tokens))?))
 }
 
 /// Shared memory of a block: the ring, and two barriers a stage.

@@ -1,7 +1,7 @@
 //! When `dense_tf32.cu` runs, and how it is launched: products of rows in f32 with dense weights of 16 bits.
 
 use super::dense::{OP, Params};
-use super::{launch, overlapping};
+use super::launch;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Stream};
 use crate::cuda::parameters::Parameters;
@@ -71,7 +71,7 @@ pub(super) fn run(
     activates: bool,
 ) -> Result<()> {
     let tile = Tile::of([m, n], gpu.caps().multiprocessors as usize);
-    let form = overlapping(gpu, launch(OP, [tile.blocks([m, n]), 1, 1], THREADS, 0)?);
+    let form = gpu.overlapping(launch(OP, [tile.blocks([m, n]), 1, 1], THREADS, 0)?);
     let function = gpu.function(&instance(weights, tile, activates))?;
     // SAFETY: the one parameter is the source's `Params`, whose lengths were checked by the caller.
     unsafe { function.launch(stream, &form, &[Arg::new(params)]) }

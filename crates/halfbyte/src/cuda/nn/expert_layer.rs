@@ -136,8 +136,7 @@ impl ExpertLayer {
 
     /// What computes any number of rows, besides kernels of every model.
     pub fn instances(&self, gpu: &Gpu) -> Vec<Instance> {
-        let of =
-            |product: &Grouped| product.tiles().into_iter().map(|tile| product.instance(&gpu.caps(), tile)).collect();
+        let of = |product: &Grouped| product.tiles().iter().map(|&tile| product.instance(&gpu.caps(), tile)).collect();
         let many = self.many.iter().flat_map(|product| -> Vec<Instance> { of(product) });
         self.few.iter().map(ExpertsGemv::instance).chain(many).collect()
     }
@@ -153,8 +152,8 @@ impl ExpertLayer {
         // Of every tile: a step that is recorded finds all that it needs.
         let workspace = |layer: &Self| {
             let of = |product: &Grouped| {
-                let bytes = |tile| product.workspace_bytes(&gpu.caps(), tile, places(layer));
-                product.tiles().into_iter().map(bytes).max().unwrap_or(0)
+                let bytes = |&tile: &usize| product.workspace_bytes(&gpu.caps(), tile, places(layer));
+                product.tiles().iter().map(bytes).max().unwrap_or(0)
             };
             layer.many.iter().map(of).max().unwrap_or(0)
         };

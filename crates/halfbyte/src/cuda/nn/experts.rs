@@ -1,6 +1,6 @@
 //! Launches of `experts.cu`: what a mixture of experts does beside its products.
 
-use super::{launch, narrow, overlapping, rows_of, same_length};
+use super::{launch, narrow, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -165,5 +165,5 @@ fn put<P: Pod>(gpu: &Gpu, stream: &Stream, kernel: usize, rows: usize, form: Lau
     }
     let function = gpu.function(&instances()[kernel])?;
     // SAFETY: the one parameter is the kernel's, whose lengths the callers have checked.
-    unsafe { function.launch(stream, &overlapping(gpu, form), &[Arg::new(params)]) }
+    unsafe { function.launch(stream, &gpu.overlapping(form), &[Arg::new(params)]) }
 }

@@ -2,7 +2,7 @@
 
 use super::attention::{LARGEST_HEAD, PART_LENGTH, Params};
 use super::kv_cache::{KvCache, multiplies, on_tensor_cores};
-use super::{launch, overlapping};
+use super::launch;
 use crate::cuda::Gpu;
 use crate::cuda::driver::Launch;
 use crate::cuda::parameters::Parameters;
@@ -125,7 +125,7 @@ pub(super) fn blocks_of_text(heads: Heads) -> usize {
 pub(super) fn form(gpu: &Gpu, heads: Heads, texts: usize, division: Division) -> Result<Launch> {
     let grid = [texts, blocks_of_text(heads), division.parts];
     let threads = 32 * division.warps as u32;
-    Ok(overlapping(gpu, launch("attention", grid, threads, shared_bytes(heads.head_size, division.warps))?))
+    Ok(gpu.overlapping(launch("attention", grid, threads, shared_bytes(heads.head_size, division.warps))?))
 }
 
 /// Shared memory of a block, as in the source: queries as two halves; sums of warps, greatest scores and weights.

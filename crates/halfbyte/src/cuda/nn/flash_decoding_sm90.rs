@@ -5,7 +5,6 @@ use super::attention::{LARGEST_HEAD, OP, Params};
 use super::attention_wgmma::WithMaps;
 use super::flash_decoding::{COLUMNS, Division, TILE, blocks_of_text};
 use super::kv_cache::{KvCache, on_tensor_cores};
-use super::overlapping;
 use super::rope::MOST_PAIRS;
 use crate::cuda::driver::Stream;
 use crate::cuda::parameters::Parameters;
@@ -119,7 +118,7 @@ pub(super) fn launch(
         return Err(Error::invalid(OP, "keys and values in halves", format!("{:?}", cache.kv())));
     };
     let shared = shared_bytes(head_size, warps, stages) - static_bytes(head_size);
-    let form = overlapping(gpu, super::launch(OP, grid, 32 * warps as u32, shared as u32)?);
+    let form = gpu.overlapping(super::launch(OP, grid, 32 * warps as u32, shared as u32)?);
     WithMaps { instance, form, maps: cache.maps_of_layer(OP, layer, TILE)? }.launch(gpu, stream, params)
 }
 

@@ -1,6 +1,6 @@
 //! Launches of `gate.cu`: what an MLP does between its products.
 
-use super::{launch, overlapping, rows_of, same_length};
+use super::{launch, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View};
 use crate::cuda::matmul::quantize_activations::{self, Target, quantizer, quantizers};
@@ -133,7 +133,7 @@ pub fn gate(
         aligned: (aligned && inner.is_multiple_of(4)).into(),
     };
     let grid = [inner.div_ceil(4 * THREADS), rows.min(MOST_DOWN), 1];
-    let form = overlapping(gpu, launch(OP, grid, THREADS as u32, 0)?);
+    let form = gpu.overlapping(launch(OP, grid, THREADS as u32, 0)?);
     put(gpu, stream, &instance(), &form, &params)
 }
 
@@ -158,7 +158,7 @@ pub fn gate_quantized(
     let function = gate.function(OP)?;
     let params =
         QuantizedParams { x: x.pointer(), to, function, out_type: float_type(rounded), aligned: aligned.into() };
-    let form = params.to.launch(quantize_activations::THREADS)?;
+    let form = params.to.launch(gpu, quantize_activations::THREADS)?;
     put(gpu, stream, &quantized_instance(out.form), &form, &params)
 }
 

@@ -185,7 +185,7 @@ fn rows_alone(gpu: &Gpu, m: usize, length: usize) -> bool {
 /// The form of a launch for m rows of a norm. Error: too many.
 fn form_of_rows(gpu: &Gpu, op: &'static str, m: usize, alone: bool) -> Result<Launch> {
     if !alone {
-        return Ok(overlapping(gpu, launch(op, [m, 1, 1], THREADS_OF_ROW, 0)?));
+        return Ok(gpu.overlapping(launch(op, [m, 1, 1], THREADS_OF_ROW, 0)?));
     }
     let rows = launch(op, [1, m, 1], 1, 0)?.grid[1];
     let form = cluster(gpu, THREADS_OF_ROW_ALONE, rows);
@@ -195,12 +195,7 @@ fn form_of_rows(gpu: &Gpu, op: &'static str, m: usize, alone: bool) -> Result<La
 /// The form of a launch of one cluster; of one block where the processor has no clusters.
 fn cluster(gpu: &Gpu, threads: u32, rows: u32) -> Launch {
     let blocks = if gpu.caps().arch.number >= 90 { BLOCKS_OF_A_CLUSTER } else { 1 };
-    overlapping(gpu, Launch { cluster: [blocks, 1, 1], grid: [blocks, rows, 1], ..Launch::linear(blocks, threads) })
-}
-
-/// The same launch, which begins while the kernel before it ends, where the processor can: the kernel waits for that itself.
-fn overlapping(gpu: &Gpu, form: Launch) -> Launch {
-    Launch { programmatic: gpu.caps().arch.number >= 90, ..form }
+    gpu.overlapping(Launch { cluster: [blocks, 1, 1], grid: [blocks, rows, 1], ..Launch::linear(blocks, threads) })
 }
 
 /// The form of a launch. Error: more blocks than a launch may have.

@@ -1,9 +1,7 @@
 //! Launches of `rms_norm.cu`: RMS norms, with what is added before, and with what products make of them.
 
 use super::collectives::{Collectives, Ranks, Update};
-use super::{
-    THREADS_OF_ROW, THREADS_OF_ROW_ALONE, form_of_rows, launch, overlapping, rows_alone, rows_of, same_length,
-};
+use super::{THREADS_OF_ROW, THREADS_OF_ROW_ALONE, form_of_rows, launch, rows_alone, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
@@ -188,7 +186,7 @@ pub fn rms_norm_quantized(gpu: &Gpu, stream: &Stream, norm: QuantizedNorm<'_>) -
         return Ok(());
     }
     // One block to a row, whose sum it forms first.
-    let form = overlapping(gpu, launch(OP, [m, 1, 1], THREADS_OF_ROW, 0)?);
+    let form = gpu.overlapping(launch(OP, [m, 1, 1], THREADS_OF_ROW, 0)?);
     put(gpu, stream, &quantized_instance(out.form), &form, &[Arg::new(&params)])
 }
 

@@ -1,7 +1,7 @@
 //! Launches of `rope.cu`: positions come into queries and keys, and keys and values into the cache.
 
 use super::kv_cache::{KvCache, element_type};
-use super::{launch, narrow, overlapping, rows_of, same_length};
+use super::{launch, narrow, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -174,7 +174,7 @@ impl Rope {
             at_once: at_once.into(),
             padding: 0,
         };
-        let form = overlapping(gpu, launch(OP, [rows, blocks, 1], 32 * WARPS as u32, 0)?);
+        let form = gpu.overlapping(launch(OP, [rows, blocks, 1], 32 * WARPS as u32, 0)?);
         let function = gpu.function(&instance(norms.is_some()))?;
         // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above; the cache is borrowed to be
         // written.
