@@ -62,11 +62,12 @@ impl Random {
 impl Case {
     pub fn draw(random: &mut Random) -> Self {
         let (compute, multiprocessors) = random.of(&DEVICES);
-        let (count, text) = match random.below(12) {
+        let (count, text) = match random.below(14) {
             0..5 => (1, product(random)),
             5..9 => (1, convolution(random)),
             9 => (1, experts(random)),
-            10 => (1, model(random)),
+            10 | 11 => (1, small_model(random)),
+            12 => (1, model(random)),
             _ => (2, format!("{} --tp 2", model(random))),
         };
         let arguments = text.split(' ').map(str::to_owned).collect();
@@ -162,5 +163,37 @@ fn model(random: &mut Random) -> String {
     format!(
         "bench model --random-weights bench/cases/{name}.json --device cuda --format {format} --prompt {prompt} --generate 3 \
          --repetitions 1 --batch {batch} --kv {kv} --head {head}"
+    )
+}
+
+/// One of the models of all architectures whose files are here.
+fn small_model(random: &mut Random) -> String {
+    let name = random.of(&[
+        "bloom",
+        "gemma2",
+        "gemma3",
+        "gpt-neox",
+        "gpt-oss",
+        "llama",
+        "llama-tied-mha",
+        "llama-yarn",
+        "llama3-rope",
+        "mistral-window",
+        "mixtral",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3-moe",
+    ]);
+    // Experts that no kernel multiplies together are dealt out by the host, which needs what a kernel would have chosen.
+    let together = ["--quantize w4a16-g32", "--quantize w4a8-g32"];
+    let others = ["--act a16", "--act a32", "--quantize w8a16-g16", "--quantize w2a16-g16"];
+    let mixture = matches!(name, "gpt-oss" | "mixtral" | "qwen3-moe");
+    let layers = if mixture || random.below(2) == 0 { random.of(&together) } else { random.of(&others) };
+    let (depth, batch, kv) =
+        (random.of(&[1, 40, 100]), random.of(&[2, 7, 33]), random.of(&["f32", "f16", "bf16", "int8"]));
+    format!(
+        "bench model crates/halfbyte-llm/testdata/architectures/{name} --device cuda {layers} --prompt {depth} --generate 3 \
+         --repetitions 1 --depth {depth} --batch {batch} --kv {kv}"
     )
 }
