@@ -2,7 +2,8 @@
 //!
 //! Products, convolutions, layers of experts and models of random shapes and formats are measured by the command line on a driver
 //! that runs no kernel and refuses what a device would refuse (`launches/null_driver.c`). Kernels are compiled for each device, so
-//! NVRTC is needed. Times and results mean nothing; that nothing is refused and nothing panics does.
+//! NVRTC is needed. Times and results mean nothing; that nothing is refused and nothing panics does. Each command runs twice more: on
+//! a device that is lost in the middle, and without memory for one request; it must end with an error, or do without.
 
 mod cases;
 
@@ -48,9 +49,9 @@ pub fn run(args: &Args) -> Result<(), String> {
     let (next, failed, launches) = (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
     let work = || {
         while let Some((i, case)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, cases.get(i)?))) {
-            match launch(root, &folder, &program, i, case) {
+            match (Run { root, folder: &folder, program: &program, i, case }).all() {
                 Ok(number) => drop(launches.fetch_add(number, Ordering::Relaxed)),
-                Err(why) => failed.lock().unwrap_or_else(|e| e.into_inner()).push(format!("{case}\n{why}")),
+                Err(why) => failed.lock().unwrap_or_else(|e| e.into_inner()).push(why),
             }
         }
     };
@@ -61,27 +62,72 @@ pub fn run(args: &Args) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\n\n")) }
 }
 
-/// Runs a case. The number of its launches; error: what it said last.
-fn launch(root: &Path, folder: &Path, program: &Path, i: usize, case: &Case) -> Result<usize, String> {
-    let log = folder.join(format!("{i}.log"));
-    let file = File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
-    let older = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let mut command = Command::new(program);
-    command.args(&case.arguments).current_dir(root).stdout(Stdio::null()).stderr(file);
-    command.env("LD_LIBRARY_PATH", format!("{}:{older}", folder.display()));
-    command.env("HALFBYTE_CACHE", folder.join("cache")).env("NULL_DRIVER", case.device.to_string());
-    let status = ended(&mut command)?;
-    let said = std::fs::read_to_string(&log).map_err(|e| format!("{}: {e}", log.display()))?;
-    // Each process, a rank has one, counts its launches at its end; all else that the driver says is a refusal.
-    let words: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("null driver: ")).collect();
-    let counts: Option<Vec<usize>> = words.iter().map(|line| line.strip_suffix(" launches")?.parse().ok()).collect();
-    match counts.map(|counts| counts.iter().sum::<usize>()) {
-        Some(number) if number > 0 && status.success() => Ok(number),
-        _ => {
-            let last: Vec<&str> = said.lines().rev().filter(|line| !line.starts_with("compiling")).take(12).collect();
-            Err(format!("{status}\n{}", last.into_iter().rev().collect::<Vec<_>>().join("\n")))
+/// A case that is run.
+struct Run<'a> {
+    root: &'a Path,
+    folder: &'a Path,
+    program: &'a Path,
+    i: usize,
+    case: &'a Case,
+}
+
+/// How a command ended, and what it said on standard error.
+struct Ended {
+    status: ExitStatus,
+    said: String,
+    /// Launches, calls and requests for memory of each of its processes; none if the driver said anything else: a refusal.
+    counts: Option<Vec<[usize; 3]>>,
+}
+
+impl Run<'_> {
+    /// As it is, then on a device that is lost in the middle, then without memory for one request. The number of launches.
+    fn all(&self) -> Result<usize, String> {
+        let ended = self.once(None)?;
+        let counts = ended.counts.as_ref().filter(|all| ended.status.success() && !all.is_empty());
+        let counts = counts.ok_or_else(|| self.failure(None, &ended))?;
+        let most = |of: usize| counts.iter().map(|counts| counts[of]).max().unwrap_or(0);
+        let mut random = Random(self.i as u64);
+        for (fault, of, must_fail) in [("lost", most(1) / 2, true), ("memory", most(2), false)] {
+            let fault = format!("{fault} {}", 1 + random.below(of.max(1)));
+            let ended = self.once(Some(&fault))?;
+            // 101 is the status of a panic; none, that of a signal.
+            let is_told =
+                ended.status.code().is_some_and(|code| code != 0 && code < 100) && ended.said.contains("error: ");
+            if ended.counts.is_none() || !is_told && (must_fail || !ended.status.success()) {
+                return Err(self.failure(Some(&fault), &ended));
+            }
         }
+        Ok(counts.iter().map(|counts| counts[0]).sum())
     }
+
+    fn once(&self, fault: Option<&str>) -> Result<Ended, String> {
+        let Self { root, folder, program, i, case } = self;
+        let log = folder.join(format!("{i}.log"));
+        let file = File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
+        let older = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+        let mut command = Command::new(program);
+        command.args(&case.arguments).current_dir(root).stdout(Stdio::null()).stderr(file);
+        command.env("LD_LIBRARY_PATH", format!("{}:{older}", folder.display()));
+        command.env("HALFBYTE_CACHE", folder.join("cache")).env("NULL_DRIVER", case.device.to_string());
+        command.envs(fault.map(|fault| ("NULL_DRIVER_FAULT", fault)));
+        let status = ended(&mut command).map_err(|why| format!("{case}\n{why}"))?;
+        let said = std::fs::read_to_string(&log).map_err(|e| format!("{}: {e}", log.display()))?;
+        let counts = said.lines().filter_map(|line| line.strip_prefix("null driver: ")).map(counts).collect();
+        Ok(Ended { status, said, counts })
+    }
+
+    fn failure(&self, fault: Option<&str>, ended: &Ended) -> String {
+        let lines: Vec<&str> = ended.said.lines().filter(|line| !line.starts_with("compiling")).collect();
+        let fault = fault.map_or_else(String::new, |fault| format!("NULL_DRIVER_FAULT=\"{fault}\" "));
+        format!("{fault}{}\n{}\n{}", self.case, ended.status, lines[lines.len().saturating_sub(12)..].join("\n"))
+    }
+}
+
+/// What the driver says at the end of a process.
+fn counts(line: &str) -> Option<[usize; 3]> {
+    let mut parts = line.split(", ").zip([" launches", " calls", " requests for memory"]);
+    let mut next = || parts.next().and_then(|(part, of)| part.strip_suffix(of)?.parse().ok());
+    Some([next()?, next()?, next()?])
 }
 
 /// How a command ends. Error: it cannot be started, or takes too long.

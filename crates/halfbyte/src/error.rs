@@ -83,7 +83,7 @@ pub enum Error {
         requested_bytes: usize,
     },
     /// A GPU has less memory free than is asked for.
-    #[error("{op}: expected {requested_bytes} bytes of device memory, got {free_bytes} bytes free")]
+    #[error("{op}: expected {}, got {free_bytes} bytes free", device_memory(*requested_bytes))]
     DeviceMemory {
         /// The operation that needs memory.
         op: &'static str,
@@ -110,6 +110,13 @@ pub enum Error {
         /// What the compiler said.
         log: String,
     },
+}
+
+fn device_memory(bytes: usize) -> String {
+    match bytes {
+        0 => "the device memory that the driver itself needs".into(),
+        _ => format!("{bytes} bytes of device memory"),
+    }
 }
 
 fn lines(looked: &[String]) -> String {

@@ -39,7 +39,7 @@ pub struct Case {
 pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         (splitmix64(&mut self.0) % n as u64) as usize
     }
 

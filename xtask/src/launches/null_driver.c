@@ -7,7 +7,8 @@
 // map where a stride, a box or an address breaks the rules of the interface. Why is written to standard error. What
 // kernels would have computed stays as it was, but for words of host memory that are all ones, where they leave tokens.
 //
-// NULL_DRIVER="COMPUTE MULTIPROCESSORS DEVICES", as "75 40 1", says what there is.
+// NULL_DRIVER="COMPUTE MULTIPROCESSORS DEVICES", as "75 40 1", says what there is. NULL_DRIVER_FAULT="lost 123": from
+// call 123 on the device is lost; "memory 12": there is none for the 12th request.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdarg.h>
@@ -25,6 +26,7 @@ typedef enum {
   INVALID_IMAGE = 200,
   NOT_FOUND = 500,
   OUT_OF_RESOURCES = 701,
+  LAUNCH_FAILED = 719,
   COOPERATIVE_LAUNCH_TOO_LARGE = 720,
   NOT_SUPPORTED = 801,
 } Result;
@@ -43,17 +45,36 @@ static Result refuse(Result result, const char* format, ...) {
   return result;
 }
 
-// ---- devices
+// ---- what there is, and what fails
 
 static int compute = 90, multiprocessors = 132, devices = 1;
+static long lost = 0, without_memory = 0;  // the call, the request for memory, from 1 on; 0: none
+static long calls, requests, launches;
 
 __attribute__((constructor)) static void read_environment(void) {
-  const char* text = getenv("NULL_DRIVER");
-  if (text && sscanf(text, "%d %d %d", &compute, &multiprocessors, &devices) != 3) {
-    fputs("null driver: NULL_DRIVER is no three numbers\n", stderr);
+  const char *text = getenv("NULL_DRIVER"), *fault = getenv("NULL_DRIVER_FAULT");
+  if ((text && sscanf(text, "%d %d %d", &compute, &multiprocessors, &devices) != 3) ||
+      (fault && sscanf(fault, "lost %ld", &lost) != 1 && sscanf(fault, "memory %ld", &without_memory) != 1)) {
+    fputs("null driver: NULL_DRIVER or NULL_DRIVER_FAULT cannot be read\n", stderr);
     abort();
   }
 }
+__attribute__((destructor)) static void tell(void) {
+  fprintf(stderr, "null driver: %ld launches, %ld calls, %ld requests for memory\n", launches, calls, requests);
+}
+
+// Whether a call succeeds as far as faults go.
+static Result called(void) {
+  const long call = __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
+  return lost && call >= lost ? LAUNCH_FAILED : SUCCESS;
+}
+static Result called_for_memory(void) {
+  const long request = __atomic_add_fetch(&requests, 1, __ATOMIC_RELAXED);
+  if (called()) return LAUNCH_FAILED;
+  return request == without_memory ? OUT_OF_MEMORY : SUCCESS;
+}
+
+// ---- devices
 
 // By the table of compute capabilities in CUDA's programming guide: bytes of shared memory a block and a multiprocessor,
 // bytes of it that each block loses, warps and blocks a multiprocessor.
@@ -106,6 +127,7 @@ Result cuGetErrorString(Result result, const char** text) {
     case INVALID_IMAGE: *text = "device kernel image is invalid"; return SUCCESS;
     case NOT_FOUND: *text = "named symbol not found"; return SUCCESS;
     case OUT_OF_RESOURCES: *text = "too many resources requested for launch"; return SUCCESS;
+    case LAUNCH_FAILED: *text = "unspecified launch failure"; return SUCCESS;
     case COOPERATIVE_LAUNCH_TOO_LARGE: *text = "too many blocks in cooperative launch"; return SUCCESS;
     case NOT_SUPPORTED: *text = "operation not supported"; return SUCCESS;
     default: return INVALID_VALUE;
@@ -150,6 +172,9 @@ static int is_allocated(Address begin, size_t bytes) {
 }
 
 Result cuMemAlloc_v2(Address* pointer, size_t bytes) {
+  const Result fault = called_for_memory();
+  if (fault) return fault;
+
   if (bytes == 0) return refuse(INVALID_VALUE, "an allocation of nothing");
   pthread_mutex_lock(&lock);
   int slot = 0;
@@ -180,22 +205,31 @@ Result cuMemFree_v2(Address pointer) {
   return slot < allocation_count ? SUCCESS : refuse(INVALID_VALUE, "%#lx is freed, which is no allocation", pointer);
 }
 
-Result cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = 140ull << 30, *total = 150ull << 30, SUCCESS; }
+Result cuMemGetInfo_v2(size_t* free, size_t* total) {
+  if (called()) return LAUNCH_FAILED;
+  return *free = 140ull << 30, *total = 150ull << 30, SUCCESS;
+}
 
 // A copy or a fill beyond this size changes nothing that a program looks at: it would only take time.
 static const size_t LARGE = 16 << 20;
 
 Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* stream) {
+  if (called()) return LAUNCH_FAILED;
+
   (void)stream;
   if (!is_allocated(to, bytes)) return refuse(INVALID_VALUE, "%zu bytes are copied to %#lx", bytes, to);
   return memcpy((void*)to, from, bytes), SUCCESS;
 }
 Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) {
+  if (called()) return LAUNCH_FAILED;
+
   (void)stream;
   if (!is_allocated(from, bytes)) return refuse(INVALID_VALUE, "%zu bytes are copied from %#lx", bytes, from);
   return memcpy(to, (const void*)from, bytes), SUCCESS;
 }
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void* stream) {
+  if (called()) return LAUNCH_FAILED;
+
   (void)stream;
   if (!is_allocated(to, bytes) || !is_allocated(from, bytes))
     return refuse(INVALID_VALUE, "%zu bytes are copied from %#lx to %#lx", bytes, from, to);
@@ -203,6 +237,8 @@ Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void* stream
   return SUCCESS;
 }
 Result cuMemsetD8Async(Address to, unsigned char byte, size_t bytes, void* stream) {
+  if (called()) return LAUNCH_FAILED;
+
   (void)stream;
   if (!is_allocated(to, bytes)) return refuse(INVALID_VALUE, "%zu bytes are filled at %#lx", bytes, to);
   if (bytes <= LARGE) memset((void*)to, byte, bytes);
@@ -216,6 +252,9 @@ static struct {
 } host[1024];
 
 Result cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
+  const Result fault = called_for_memory();
+  if (fault) return fault;
+
   (void)flags;
   if (bytes == 0 || bytes > 1ull << 40) return OUT_OF_MEMORY;
   uint64_t* words = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -266,37 +305,71 @@ Result cuIpcCloseMemHandle(Address pointer) { return cuMemFree_v2(pointer); }
 static int something;
 static __thread int captures;
 
-Result cuStreamCreate(void** stream, unsigned flags) { return (void)flags, *stream = &something, SUCCESS; }
+Result cuStreamCreate(void** stream, unsigned flags) {
+  if (called()) return LAUNCH_FAILED;
+  return (void)flags, *stream = &something, SUCCESS;
+}
 Result cuStreamDestroy_v2(void* stream) { return (void)stream, SUCCESS; }
-Result cuStreamSynchronize(void* stream) { return (void)stream, leave_tokens(), SUCCESS; }
-Result cuStreamQuery(void* stream) { return (void)stream, leave_tokens(), SUCCESS; }
+Result cuStreamSynchronize(void* stream) {
+  if (called()) return LAUNCH_FAILED;
+  return (void)stream, leave_tokens(), SUCCESS;
+}
+Result cuStreamQuery(void* stream) {
+  if (called()) return LAUNCH_FAILED;
+  return (void)stream, leave_tokens(), SUCCESS;
+}
 Result cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+  if (called()) return LAUNCH_FAILED;
+
   return (void)stream, (void)event, (void)flags, SUCCESS;
 }
 Result cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
+  if (called()) return LAUNCH_FAILED;
+
   (void)stream;
   if (!captures) function(data);
   return SUCCESS;
 }
-Result cuEventCreate(void** event, unsigned flags) { return (void)flags, *event = &something, SUCCESS; }
+Result cuEventCreate(void** event, unsigned flags) {
+  if (called()) return LAUNCH_FAILED;
+  return (void)flags, *event = &something, SUCCESS;
+}
 Result cuEventDestroy_v2(void* event) { return (void)event, SUCCESS; }
-Result cuEventRecord(void* event, void* stream) { return (void)event, (void)stream, SUCCESS; }
-Result cuEventSynchronize(void* event) { return (void)event, leave_tokens(), SUCCESS; }
+Result cuEventRecord(void* event, void* stream) {
+  if (called()) return LAUNCH_FAILED;
+  return (void)event, (void)stream, SUCCESS;
+}
+Result cuEventSynchronize(void* event) {
+  if (called()) return LAUNCH_FAILED;
+  return (void)event, leave_tokens(), SUCCESS;
+}
 Result cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
+  if (called()) return LAUNCH_FAILED;
+
   return (void)begin, (void)end, *milliseconds = 0.1f, SUCCESS;
 }
-Result cuStreamBeginCapture_v2(void* stream, int mode) { return (void)stream, (void)mode, captures = 1, SUCCESS; }
+Result cuStreamBeginCapture_v2(void* stream, int mode) {
+  if (called()) return LAUNCH_FAILED;
+  return (void)stream, (void)mode, captures = 1, SUCCESS;
+}
 Result cuStreamEndCapture(void* stream, void** graph) {
+  if (called()) return LAUNCH_FAILED;
+
   return (void)stream, captures = 0, *graph = &something, SUCCESS;
 }
 Result cuStreamIsCapturing(void* stream, int* status) { return (void)stream, *status = captures, SUCCESS; }
 Result cuThreadExchangeStreamCaptureMode(int* mode) { return (void)mode, SUCCESS; }
 Result cuGraphInstantiateWithFlags(void** launchable, void* graph, unsigned long long flags) {
+  if (called()) return LAUNCH_FAILED;
+
   return (void)graph, (void)flags, *launchable = &something, SUCCESS;
 }
 Result cuGraphDestroy(void* graph) { return (void)graph, SUCCESS; }
 Result cuGraphExecDestroy(void* graph) { return (void)graph, SUCCESS; }
-Result cuGraphLaunch(void* graph, void* stream) { return (void)graph, (void)stream, SUCCESS; }
+Result cuGraphLaunch(void* graph, void* stream) {
+  if (called()) return LAUNCH_FAILED;
+  return (void)graph, (void)stream, SUCCESS;
+}
 
 // ---- modules: ELF files of 64 bits
 
@@ -322,6 +395,8 @@ static const unsigned char* header(const unsigned char* image, uint64_t index) {
 }
 
 Result cuModuleLoadData(Module** module, const unsigned char* image) {
+  if (called()) return LAUNCH_FAILED;
+
   if (memcmp(image, "\177ELF", 4) != 0) return refuse(INVALID_IMAGE, "PTX, which nothing translates here");
   const int code = (int)(number(image + 0x30, 4) >> 8 & 0xff);
   // Code of the same major number and no later minor one runs; code for instructions of its own (sm_90a) on its own only.
@@ -358,6 +433,8 @@ static const unsigned char* section(const Module* module, uint64_t* size, const 
 }
 
 Result cuModuleGetFunction(Function** out, const Module* module, const char* name) {
+  if (called()) return LAUNCH_FAILED;
+
   uint64_t size, other;
   if (!section(module, &size, ".text.%s", name)) return refuse(NOT_FOUND, "no kernel %s", name);
   Function* function = *out = calloc(1, sizeof *function);
@@ -400,6 +477,8 @@ Result cuFuncGetAttribute(int* value, int attribute, const Function* function) {
   }
 }
 Result cuFuncSetAttribute(const Function* function, int attribute, int value) {
+  if (called()) return LAUNCH_FAILED;
+
   if (attribute != 8 || value > limits().of_block - function->shared)
     return refuse(INVALID_VALUE, "attribute %d of %s becomes %d", attribute, function->name, value);
   return SUCCESS;
@@ -427,11 +506,6 @@ Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const Function* 
 
 // ---- launches
 
-static long launches;
-__attribute__((destructor)) static void count_launches(void) {
-  fprintf(stderr, "null driver: %ld launches\n", launches);
-}
-
 typedef struct {
   unsigned id, padding, values[16];
 } Attribute;
@@ -443,6 +517,8 @@ typedef struct {
 } Configuration;
 
 Result cuLaunchKernelEx(const Configuration* launch, const Function* function, void** parameters, void** extra) {
+  if (called()) return LAUNCH_FAILED;
+
   const unsigned *grid = launch->grid, *block = launch->block;
   const char* name = function->name;
   if (extra || !current) return refuse(INVALID_VALUE, "%s: no context, or parameters of another form", name);
@@ -511,6 +587,8 @@ static Result left(uint64_t* map, Address address) { return memset(map, 0, 128),
 Result cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned rank, Address address, const uint64_t* extents,
                               const uint64_t* strides, const unsigned* box, const unsigned* steps, int interleaved,
                               int swizzle, int promotion, int fill) {
+  if (called()) return LAUNCH_FAILED;
+
   (void)promotion, (void)fill;
   const char* why = rank < 1 || rank > 5
                         ? "a rank"
@@ -524,6 +602,8 @@ Result cuTensorMapEncodeIm2col(uint64_t* map, int type, unsigned rank, Address a
                                const uint64_t* strides, const int* lower, const int* upper, unsigned channels,
                                unsigned pixels, const unsigned* steps, int interleaved, int swizzle, int promotion,
                                int fill) {
+  if (called()) return LAUNCH_FAILED;
+
   (void)promotion, (void)fill;
   const char* why = rank < 3 || rank > 5
                         ? "a rank"

@@ -265,6 +265,14 @@ fn handle(index: u32) -> Result<sys::CUdevice> {
     Ok(device)
 }
 
+/// The driver's answer to a request for memory of the host that kernels and copies reach.
+fn check_host_memory(op: &'static str, bytes: usize, result: CUresult) -> Result<()> {
+    match result {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(Error::Memory { op, requested_bytes: bytes }),
+        _ => check(op, result),
+    }
+}
+
 /// The driver's answer as a result.
 fn check(op: &'static str, result: CUresult) -> Result<()> {
     use CUresult::*;

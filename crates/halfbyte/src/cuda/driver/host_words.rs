@@ -1,6 +1,6 @@
 //! Mapped host memory: words that a device writes, and the host looks at while it does.
 
-use super::{Context, check};
+use super::{Context, check_host_memory};
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ impl HostWords {
         context.bind()?;
         let mut words = std::ptr::null_mut();
         // SAFETY: the context is current; memory of the host has the same address on the device.
-        check(OP, unsafe { sys::cuMemHostAlloc(&mut words, bytes, 0) })?;
+        check_host_memory(OP, bytes, unsafe { sys::cuMemHostAlloc(&mut words, bytes, 0) })?;
         let words = words.cast::<AtomicU64>();
         for i in 0..len {
             // SAFETY: there is room for so many, which nothing else knows yet.

@@ -2,7 +2,7 @@
 
 use super::memory::ViewMut;
 use super::stream::{Event, Stream};
-use super::{Context, check};
+use super::{Context, check_host_memory};
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
 use std::ops::Range;
@@ -33,7 +33,7 @@ impl Pinned {
         context.bind()?;
         let mut memory = std::ptr::null_mut();
         // SAFETY: the context is current; no flags.
-        check(OP, unsafe { sys::cuMemHostAlloc(&mut memory, bytes, 0) })?;
+        check_host_memory(OP, bytes, unsafe { sys::cuMemHostAlloc(&mut memory, bytes, 0) })?;
         // SAFETY: there are so many bytes, which nothing else knows yet.
         unsafe { std::ptr::write_bytes(memory.cast::<u8>(), 0, bytes) };
         Ok(Self { context: context.clone(), memory: memory.cast(), bytes, copied })
