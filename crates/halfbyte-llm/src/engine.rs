@@ -308,10 +308,8 @@ impl<'m> Session<'m> {
             if read.is_err() {
                 self.forget(before)?;
             }
-            let Profile { steps, seconds } = read?;
+            all.append(read?);
             self.tokens.extend_from_slice(tokens);
-            all.steps.extend(steps);
-            all.seconds += seconds;
         }
         self.follows = true;
         Ok(all)

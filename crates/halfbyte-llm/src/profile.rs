@@ -11,6 +11,14 @@ pub struct Profile {
     pub seconds: f64,
 }
 
+impl Profile {
+    /// Others that came behind.
+    pub(crate) fn append(&mut self, Self { steps, seconds }: Self) {
+        self.steps.extend(steps);
+        self.seconds += seconds;
+    }
+}
+
 /// A step that was timed: a part of a layer, or what is before and behind the layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedStep {

@@ -3,7 +3,7 @@
 use super::{Attention, Decoder, Experts, FeedForward, InPlace, ModelDevice, Norm, Slot, Steps};
 use crate::error::Result;
 use halfbyte::kernel::{Heads, KvType};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 /// A step that ran between two marks.
 #[derive(Clone, Debug)]
@@ -88,9 +88,9 @@ pub(crate) struct Profiled<'a, 'm, D: ModelDevice, C> {
     run: &'a mut D::Run<'m>,
     clock: &'a mut C,
     sizes: Sizes,
-    /// The rows that go on, and the position of the first of them.
+    /// The rows that go on, and the positions that they have in each text.
     rows: usize,
-    position: usize,
+    texts: Vec<Range<usize>>,
     /// Layers that are done, and whether the attention of the next one is.
     done: usize,
     attended: bool,
@@ -98,9 +98,10 @@ pub(crate) struct Profiled<'a, 'm, D: ModelDevice, C> {
 }
 
 impl<'a, 'm, D: ModelDevice, C> Profiled<'a, 'm, D, C> {
-    /// The steps of one text's `rows` from a position on.
-    pub fn new(run: &'a mut D::Run<'m>, clock: &'a mut C, sizes: Sizes, rows: usize, position: usize) -> Self {
-        Self { run, clock, sizes, rows, position, done: 0, attended: false, steps: Vec::new() }
+    /// The steps of the rows that texts have at these positions.
+    pub fn new(run: &'a mut D::Run<'m>, clock: &'a mut C, sizes: Sizes, texts: Vec<Range<usize>>) -> Self {
+        let rows = texts.iter().map(Range::len).sum();
+        Self { run, clock, sizes, rows, texts, done: 0, attended: false, steps: Vec::new() }
     }
 
     /// What ran, in order: two marks for each.
@@ -131,11 +132,12 @@ where
         Ok(())
     }
 
-    /// Positions that the rows see together, and one by one.
+    /// Positions that the rows of each text see together, and that rows see one by one; of all texts.
     fn positions(&self, window: Option<usize>) -> [usize; 2] {
-        let (end, window) = (self.position + self.rows, window.unwrap_or(usize::MAX));
-        let seen = (self.position..end).map(|position| window.min(position + 1));
-        [end.min(window.saturating_add(self.rows - 1)), seen.sum()]
+        let window = window.unwrap_or(usize::MAX);
+        let together = |text: &Range<usize>| text.end.min(window.saturating_add(text.len() - 1));
+        let seen = self.texts.iter().cloned().flatten().map(|position| window.min(position + 1));
+        [self.texts.iter().map(together).sum(), seen.sum()]
     }
 
     fn feed_forward(&self, mlp: &FeedForward<D>) -> [Product; 2] {
@@ -218,7 +220,8 @@ where
     }
 
     fn last_rows(&mut self) -> Result<()> {
-        (self.position, self.rows) = (self.position + self.rows - 1, 1);
+        self.texts.iter_mut().for_each(|text| text.start = text.end - 1);
+        self.rows = self.texts.len();
         self.run.last_rows()
     }
 

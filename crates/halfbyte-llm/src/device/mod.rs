@@ -206,6 +206,9 @@ pub(crate) trait Texts: std::fmt::Debug + Send {
     /// error none of these texts can go on.
     fn read(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<()>;
 
+    /// Reads tokens as [`Texts::read`] does and chooses the most likely ones to follow, each step timed. What was read ahead is read again.
+    fn profile(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<Profile>;
+
     /// Logits `[wanted, vocab]` after the last token of each of these texts.
     fn logits(&mut self, out: &mut Vec<f32>) -> Result<()>;
 

@@ -49,6 +49,7 @@ mod handle;
 mod live;
 mod options;
 mod prefixes;
+mod profile;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -62,11 +63,12 @@ use crate::device::{Room, Rows, TextId, Texts};
 use crate::engine::Model;
 use crate::error::{Error, Result};
 use crate::generate::Finish;
+use crate::profile::Profile;
 use crate::sampling::{LogProbs, Sampler};
 use halfbyte::cpu::Cpu;
 use handle::{Alive, Bounds, Command, Submitted, Wanted};
 use live::{Live, reserve_all};
-use prefixes::Prefixes;
+use prefixes::{Prefixes, least_common_multiple};
 use std::collections::VecDeque;
 use std::sync::Weak;
 use std::sync::mpsc::Receiver;
@@ -86,6 +88,8 @@ pub struct Scheduler<'m> {
     prefixes: Prefixes,
     /// What was done; the rest of it is counted when it is asked for.
     done: Counts,
+    /// Where steps are timed.
+    timed: Option<Profile>,
     /// Kept to be used again.
     numbers: Vec<f32>,
 }
@@ -129,6 +133,7 @@ impl<'m> Scheduler<'m> {
             running: Vec::new(),
             prefixes: Prefixes::default(),
             done: Counts::default(),
+            timed: None,
             numbers: Vec::new(),
         };
         Ok((scheduler, queue))
@@ -408,13 +413,17 @@ impl<'m> Scheduler<'m> {
 
     /// Reads tokens of running texts; where the last one was read, chooses what follows, or hands the vector on.
     fn read(&mut self, parts: &[(usize, usize)]) -> Result<()> {
-        let Self { texts, running, waiting, options, bounds, done, numbers, .. } = self;
+        let Self { texts, running, waiting, options, bounds, done, timed, numbers, .. } = self;
         let ended = parts.iter().filter(|&&(i, count)| running[i].left() == count).count();
         let rows = parts.iter().filter_map(|&(i, count)| {
             let live = &running[i];
             Some(Rows { text: live.text?, tokens: &live.tokens[live.read..live.read + count] })
         });
-        texts.read(&rows.collect::<Vec<_>>(), ended)?;
+        let rows: Vec<Rows<'_>> = rows.collect();
+        match timed {
+            None => texts.read(&rows, ended)?,
+            Some(profile) => profile.append(texts.profile(&rows, ended)?),
+        }
         for &(i, count) in parts {
             running[i].read += count;
             done.read_tokens += count as u64;
@@ -481,12 +490,4 @@ impl<'m> Scheduler<'m> {
         live.tokens.truncate(sure);
         self.prefixes.keep(self.texts.as_mut(), text, live.tokens)
     }
-}
-
-fn least_common_multiple(a: usize, b: usize) -> usize {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    (a / x).saturating_mul(b)
 }

@@ -45,3 +45,11 @@ impl Prefixes {
         }
     }
 }
+
+pub(super) fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
+}

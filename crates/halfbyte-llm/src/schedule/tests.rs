@@ -91,6 +91,9 @@ impl Texts for Recorder<'_> {
         self.bits.lock().unwrap().extend(bits);
         Ok(())
     }
+    fn profile(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<Profile> {
+        self.texts.profile(rows, wanted)
+    }
     fn logits(&mut self, out: &mut Vec<f32>) -> Result<()> {
         self.texts.logits(out)
     }

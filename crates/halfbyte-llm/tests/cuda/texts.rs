@@ -151,3 +151,34 @@ fn vectors_of_texts_are_those_of_the_cpu() {
         }
     }
 }
+
+#[test]
+fn a_step_of_many_texts_that_is_profiled_leaves_them_as_another_does() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Cpu::all_threads().unwrap();
+    let texts = 5;
+    let written = |model: &Model, profiled: bool| {
+        let (mut scheduler, queue) = Scheduler::new(model, &cpu, Options::default()).unwrap();
+        let submit =
+            |i| queue.submit(Request { sampling: Sampling::default(), ..request(i, 10 + 70 * i, 12) }).unwrap();
+        let mut handles: Vec<Handle> = (0..texts).map(submit).collect();
+        drop(queue);
+        // The fourth step was begun before its tokens were known.
+        (0..3).for_each(|_| assert!(scheduler.step().unwrap()));
+        let profile = profiled.then(|| scheduler.profile().unwrap().unwrap());
+        scheduler.run().unwrap();
+        (handles.iter_mut().map(|handle| handle.rest().unwrap()).collect::<Vec<_>>(), profile)
+    };
+    let (_, of_cpu) = written(&Model::load(&stdlib(), &options(Device::Cpu, None)).unwrap(), true);
+    let want: Vec<_> =
+        of_cpu.unwrap().steps.into_iter().map(|step| (step.name, step.layer, step.rows, step.flop)).collect();
+    for activations in [Float::F32, Float::F16] {
+        let model = Model::load(&stdlib(), &options(on(&gpu, activations), None)).unwrap();
+        let (got, profile) = written(&model, true);
+        assert_eq!(got, written(&model, false).0, "{activations}");
+        let steps = profile.unwrap().steps;
+        assert!(steps.iter().all(|step| !step.kernel.is_empty() && step.bytes > 0.0 && step.seconds > 0.0));
+        let steps: Vec<_> = steps.into_iter().map(|step| (step.name, step.layer, step.rows, step.flop)).collect();
+        assert_eq!(steps, want, "{activations}");
+    }
+}

@@ -3,6 +3,8 @@
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
 use halfbyte::{Format, StoredTensor, WeightFormat};
+use halfbyte_llm::profile::Profile;
+use halfbyte_llm::schedule::{Handle, Options, Request, Scheduler};
 use halfbyte_llm::{Config, Error, KvType, LoadOptions, Model, RandomWeights, Sampler, Sampling, Session};
 use std::path::Path;
 
@@ -190,4 +192,46 @@ fn parts_of_random_weights_are_those_of_the_whole() {
             assert!(StoredTensor::random_part(format, whole, seed, [rows, columns]).is_err(), "{name}");
         }
     }
+}
+
+/// What texts of these lengths become, and a profile of the step behind their prompts, if it is asked for.
+fn written(model: &Model, cpu: &Cpu, lengths: &[usize], profiled: bool) -> (Vec<Vec<u32>>, Option<Profile>) {
+    let (mut scheduler, queue) = Scheduler::new(model, cpu, Options { positions: 512, ..Options::default() }).unwrap();
+    let submit = |(i, &len): (usize, &usize)| {
+        let prompt = (0..len).map(|at| ((at + i) * 89 + 5) as u32 % 300).collect();
+        queue.submit(Request { prompt, max_tokens: 9, sampling: Sampling::default(), end_tokens: Vec::new() }).unwrap()
+    };
+    let mut handles: Vec<Handle> = lengths.iter().enumerate().map(submit).collect();
+    drop(queue);
+    assert!(scheduler.step().unwrap());
+    let profile = profiled.then(|| scheduler.profile().unwrap().unwrap());
+    while scheduler.step().unwrap() {}
+    assert!(scheduler.profile().unwrap().is_none(), "nothing is left to do");
+    (handles.iter_mut().map(|handle| handle.rest().unwrap()).collect(), profile)
+}
+
+#[test]
+fn a_profile_of_many_texts_has_the_steps_of_all_and_leaves_them_as_a_step_does() {
+    let cpu = Cpu::all_threads().unwrap();
+    let (layers, lengths) = (2, [5, 40, 12]);
+    let weights = RandomWeights { format: Some(weight("w4a16-g128")), head: None };
+    let model = Model::random(config(layers, true), weights, &LoadOptions::default()).unwrap();
+    let (got, profile) = written(&model, &cpu, &lengths, true);
+    let (want, _) = written(&model, &cpu, &lengths, false);
+    assert_eq!(got, want);
+    let profile = profile.unwrap();
+    assert!(profile.steps.iter().all(|step| step.rows == 3 && !step.kernel.is_empty() && step.bytes > 0.0));
+    assert_eq!(profile.steps.len(), 1 + 9 * layers + 3);
+    let of = |name: &str| profile.steps.iter().filter(|step| step.name == name).collect::<Vec<_>>();
+    // Each text's token sees what that text has read, and itself.
+    let seen: usize = lengths.iter().map(|len| len + 1).sum();
+    for attention in of("attention") {
+        assert_eq!(attention.flop, (4 * 128 * seen) as f64);
+        let of_rows = 3 * 128 * 2 * size_of::<f32>();
+        assert_eq!(attention.bytes, (of_rows + seen * model.kv_bytes_per_token() / layers) as f64);
+    }
+    assert_eq!(of("head")[0].flop, (3 * 2 * 300 * 128) as f64);
+    assert_eq!(of("down")[0].flop, (3 * 2 * 256 * 128) as f64);
+    let sum: f64 = profile.steps.iter().map(|step| step.seconds).sum();
+    assert!(sum > 0.0 && sum <= profile.seconds, "{sum} of {}", profile.seconds);
 }

@@ -65,8 +65,8 @@ pub struct Args {
     /// Repetitions of each, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     repetitions: u16,
-    /// Time each step of a layer too, when a token is written and when the prompt is read: the kernel that computes it, its bytes,
-    /// its time, and its share of the limit. On a GPU kernels run one by one then, between events.
+    /// Time each step of a layer too, when a token is written, when the prompt is read, and when each of --batch texts is given a token: the
+    /// kernel that computes it, its bytes, its time, and its share of the limit. On a GPU kernels run one by one then, between events.
     #[arg(long)]
     profile: bool,
     #[command(flatten)]
@@ -168,15 +168,16 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         Device::Cuda(gpu) => (Some(gpu.gpu.context().driver().version().to_string()), gpu.gpu.compiler().compiled()),
     };
     let speed = speed(&model, &cpu, work, &progress)?;
-    let batches = args.batch.iter().map(|&texts| batch::steps(&model, &cpu, usize::from(texts), work, &progress));
-    let batches = batches.collect::<Result<Vec<_>>>()?;
+    let steps = |&texts: &_| batch::steps(&model, &cpu, usize::from(texts), work, args.profile, &progress);
+    let batches = args.batch.iter().map(steps).collect::<Result<Vec<_>>>()?;
     let timed = args.profile.then(|| profile::timed(&model, &cpu, work, &progress)).transpose()?;
     // Before memory is taken to measure the machine.
     let peak_resident_bytes = machine::peak_resident();
     progress.step("measuring the machine");
     let machine = Machine::measure(&model, &cpu, args.load.act_of(args.format))?;
     drop(progress);
-    let profile = timed.map(|timed| Profiles::new(timed, &model, &cpu, &speed, machine.as_ref())).transpose()?;
+    let profiles = |timed| Profiles::new(timed, &batches, &model, &cpu, &speed, machine.as_ref());
+    let profile = timed.map(profiles).transpose()?;
     let (on_gpu, ranks) = (matches!(model.device(), Device::Cuda(_)), usize::from(args.load.tp));
     let taken = free_before.zip(free_after).map(|(before, after)| before.saturating_sub(after));
     let report = Report {

@@ -1,12 +1,13 @@
 //! The steps of a run on a CPU, timed by its clock.
 
-use super::text::CpuText;
-use super::{OnCpu, Projection, Run};
+use super::{CpuModel, OnCpu, Projection, Run, State};
 use crate::arch::spec::NormKind;
 use crate::decoder::{Clock, Describe, FeedForward, Product, Profiled, Sizes, Step, What};
 use crate::error::Result;
 use crate::profile::{Profile, TimedStep};
 use crate::sampling::{Sampler, Sampling};
+use halfbyte::cpu::Cpu;
+use halfbyte::cpu::attention::Sequence;
 use halfbyte::kernel::Activation;
 use std::time::Instant;
 
@@ -72,36 +73,75 @@ fn activation(mlp: &FeedForward<OnCpu>) -> &'static str {
     }
 }
 
-impl CpuText<'_> {
-    /// Reads tokens, step by step.
-    pub(super) fn timed(&mut self, tokens: &[u32]) -> Result<Profile> {
-        let (cpu, model, position) = (self.cpu, self.model, self.len);
+/// A step that is being timed.
+pub(super) struct Timing<'a> {
+    cpu: &'a Cpu,
+    model: &'a CpuModel,
+    begun: Instant,
+    clock: Instants,
+    steps: Vec<Step>,
+}
+
+impl<'a> Timing<'a> {
+    /// Tokens of texts, on their way to the last row of each.
+    pub(super) fn layers(
+        cpu: &'a Cpu,
+        model: &'a CpuModel,
+        state: &mut State,
+        texts: &[(Sequence, &[u32])],
+    ) -> Result<Self> {
         let decoder = &model.decoder;
         let sizes = Sizes::of(decoder, model.kv, decoder.vocabulary.row_bytes());
+        let from = texts.iter().map(|&(sequence, tokens)| (state.cache.len(sequence), tokens.len()));
+        let positions = from.map(|(len, tokens)| len..len + tokens).collect();
         let (mut clock, begun) = (Instants::default(), Instant::now());
-        self.logits.clear();
-        self.state.begin(&[(self.sequence, tokens)]);
-        let mut run = Run { cpu, comm: model.comm.as_ref(), state: &mut self.state, tap: None };
-        let mut profiled = Profiled::new(&mut run, &mut clock, sizes, tokens.len(), position);
+        state.begin(texts);
+        let mut run = Run { cpu, comm: model.comm.as_ref(), state, tap: None };
+        let mut profiled = Profiled::new(&mut run, &mut clock, sizes, positions);
         decoder.forward(&mut profiled, false)?;
-        let mut steps = profiled.into_steps();
-        self.len += tokens.len();
-
-        let (kernel, Product { n, k, bytes }) = decoder.vocabulary.head(cpu)?;
-        clock.mark()?;
-        self.last_logits()?;
-        clock.mark()?;
-        let bytes = (bytes + (k + n) * size_of::<f32>()) as f64;
-        steps.push(Step { name: "head", layer: None, rows: 1, kernel, bytes, flop: (2 * n * k) as f64 });
-        clock.mark()?;
-        Sampler::new(Sampling::default())?.next(self.last_logits()?)?;
-        clock.mark()?;
-        let bytes = (n * size_of::<f32>()) as f64;
-        steps.push(Step { name: "choice", layer: None, rows: 1, kernel: "argmax".to_owned(), bytes, flop: 0.0 });
-
-        let seconds = begun.elapsed().as_secs_f64();
-        let times = clock.0.chunks_exact(2).map(|marks| (marks[1] - marks[0]).as_secs_f64());
-        let steps = steps.into_iter().zip(times).map(|(step, seconds)| TimedStep::new(step, seconds)).collect();
-        Ok(Profile { steps, seconds })
+        let steps = profiled.into_steps();
+        Ok(Self { cpu, model, begun, clock, steps })
     }
+
+    /// What computes the logits of so many texts.
+    pub(super) fn head(&mut self, texts: usize, compute: impl FnOnce() -> Result<()>) -> Result<()> {
+        let (kernel, Product { n, k, bytes }) = self.model.decoder.vocabulary.head(self.cpu, texts)?;
+        let bytes = (bytes + texts * (k + n) * size_of::<f32>()) as f64;
+        self.last("head", kernel, texts, [bytes, (2 * texts * n * k) as f64], compute)
+    }
+
+    /// What chooses the most likely tokens of so many texts.
+    pub(super) fn choice(&mut self, texts: usize, choose: impl FnOnce() -> Result<()>) -> Result<()> {
+        let bytes = (texts * self.model.decoder.vocab * size_of::<f32>()) as f64;
+        self.last("choice", "argmax".to_owned(), texts, [bytes, 0.0], choose)
+    }
+
+    fn last(
+        &mut self,
+        name: &'static str,
+        kernel: String,
+        rows: usize,
+        [bytes, flop]: [f64; 2],
+        step: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.clock.mark()?;
+        step()?;
+        self.clock.mark()?;
+        self.steps.push(Step { name, layer: None, rows, kernel, bytes, flop });
+        Ok(())
+    }
+
+    /// All of it.
+    pub(super) fn profile(self) -> Profile {
+        let seconds = self.begun.elapsed().as_secs_f64();
+        let times = self.clock.0.chunks_exact(2).map(|marks| (marks[1] - marks[0]).as_secs_f64());
+        let steps = self.steps.into_iter().zip(times).map(|(step, seconds)| TimedStep::new(step, seconds)).collect();
+        Profile { steps, seconds }
+    }
+}
+
+/// The most likely token of each text that logits `[texts, vocab]` are of.
+pub(super) fn most_likely(logits: &[f32], vocab: usize) -> Result<()> {
+    let mut sampler = Sampler::new(Sampling::default())?;
+    logits.chunks_exact(vocab).try_for_each(|of_text| sampler.next(of_text).map(drop))
 }

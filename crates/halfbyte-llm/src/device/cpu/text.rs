@@ -1,5 +1,6 @@
 //! One text in a model in memory.
 
+use super::profile::{Timing, most_likely};
 use super::{CpuModel, Run, State};
 use crate::device::{Batch, Text};
 use crate::error::Result;
@@ -11,17 +12,17 @@ use std::ops::Range;
 
 #[derive(Debug)]
 pub(super) struct CpuText<'m> {
-    pub(super) model: &'m CpuModel,
-    pub(super) cpu: &'m Cpu,
-    pub(super) state: State,
+    model: &'m CpuModel,
+    cpu: &'m Cpu,
+    state: State,
     /// Its keys and values.
-    pub(super) sequence: Sequence,
+    sequence: Sequence,
     /// Tokens it has room for.
     context: usize,
     /// Tokens read so far.
-    pub(super) len: usize,
+    len: usize,
     /// After the last token; empty if all rows were asked for.
-    pub(super) logits: Vec<f32>,
+    logits: Vec<f32>,
 }
 
 impl<'m> CpuText<'m> {
@@ -35,7 +36,7 @@ impl<'m> CpuText<'m> {
     }
 
     /// Computes the logits after the last token if that was not done.
-    pub(super) fn last_logits(&mut self) -> Result<&[f32]> {
+    fn last_logits(&mut self) -> Result<&[f32]> {
         if self.logits.is_empty() {
             let last = self.state.rows() - 1;
             let mut logits = vec![0.0; self.model.decoder.vocab];
@@ -80,7 +81,13 @@ impl Text for CpuText<'_> {
     }
 
     fn profile(&mut self, tokens: &[u32]) -> Result<Profile> {
-        self.timed(tokens)
+        let Self { cpu, model, .. } = *self;
+        self.logits.clear();
+        let mut timing = Timing::layers(cpu, model, &mut self.state, &[(self.sequence, tokens)])?;
+        self.len += tokens.len();
+        timing.head(1, || self.last_logits().map(drop))?;
+        timing.choice(1, || most_likely(self.last_logits()?, model.decoder.vocab))?;
+        Ok(timing.profile())
     }
 
     fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<()> {

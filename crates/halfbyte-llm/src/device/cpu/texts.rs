@@ -1,8 +1,10 @@
 //! Many texts in a model in memory.
 
+use super::profile::{Timing, most_likely};
 use super::{CpuModel, Run, State};
 use crate::device::{Rows, TextId, Texts};
 use crate::error::{Error, Result};
+use crate::profile::Profile;
 use crate::sampling::Sampler;
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::attention::{KvCache, PAGE_LENGTH, Sequence};
@@ -42,6 +44,10 @@ impl<'m> CpuTexts<'m> {
     fn sequence(&self, text: TextId) -> Result<Sequence> {
         let known = self.sequences.get(&text).copied();
         known.ok_or_else(|| Error::invalid("many texts", "a text that has not ended", format!("{text:?}")))
+    }
+
+    fn sequences_of<'r>(&self, rows: &[Rows<'r>]) -> Result<Vec<(Sequence, &'r [u32])>> {
+        rows.iter().map(|rows| Ok((self.sequence(rows.text)?, rows.tokens))).collect()
     }
 
     /// Logits of the texts that are wanted, computed once.
@@ -116,14 +122,25 @@ impl Texts for CpuTexts<'_> {
     }
 
     fn read(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<()> {
-        let texts = rows.iter().map(|rows| Ok((self.sequence(rows.text)?, rows.tokens)));
-        let texts = texts.collect::<Result<Vec<_>>>()?;
+        let texts = self.sequences_of(rows)?;
         self.state.begin(&texts);
         let CpuModel { decoder, comm, .. } = self.model;
         let mut run = Run { cpu: self.cpu, comm: comm.as_ref(), state: &mut self.state, tap: None };
         (self.wanted, self.computed) = (wanted, false);
         decoder.forward(&mut run, false)?;
         Ok(())
+    }
+
+    fn profile(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<Profile> {
+        let (model, cpu) = (self.model, self.cpu);
+        let texts = self.sequences_of(rows)?;
+        (self.wanted, self.computed) = (wanted, false);
+        let mut timing = Timing::layers(cpu, model, &mut self.state, &texts)?;
+        if wanted > 0 {
+            timing.head(wanted, || self.computed().map(drop))?;
+            timing.choice(wanted, || most_likely(self.computed()?, model.decoder.vocab))?;
+        }
+        Ok(timing.profile())
     }
 
     fn logits(&mut self, out: &mut Vec<f32>) -> Result<()> {

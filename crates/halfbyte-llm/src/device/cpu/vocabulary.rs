@@ -160,15 +160,15 @@ impl Vocabulary {
         }
     }
 
-    /// What computes the logits of a row, and what it multiplies by.
-    pub(super) fn head(&self, cpu: &Cpu) -> Result<(String, Product)> {
+    /// What computes the logits of so many rows, and what it multiplies by.
+    pub(super) fn head(&self, cpu: &Cpu, rows: usize) -> Result<(String, Product)> {
         let (n, k) = (self.tokens.len(), self.hidden);
         Ok(match &self.kind {
             Kind::Tied(linear) => {
-                let kernel = linear.kernel(cpu, 1, Float::F32, Float::F32)?;
+                let kernel = linear.kernel(cpu, rows, Float::F32, Float::F32)?;
                 (kernel.to_owned(), Product { n, k, bytes: linear.bytes() })
             }
-            Kind::Apart(_, head) => (head.kernel(cpu, 1)?, Product { n, k, bytes: head.bytes() }),
+            Kind::Apart(_, head) => (head.kernel(cpu, rows)?, Product { n, k, bytes: head.bytes() }),
         })
     }
 

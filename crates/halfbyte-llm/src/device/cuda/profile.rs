@@ -10,8 +10,11 @@ use crate::arch::spec::NormKind;
 use crate::decoder::{Clock, Describe, Product, Profiled, Sizes, Slot, Step, What};
 use crate::error::{Error, Result};
 use crate::profile::{Profile, TimedStep};
-use halfbyte::cuda::driver::{Event, Stream};
+use halfbyte::cuda::driver::{Buffer, Event, Stream};
+use halfbyte::cuda::nn;
 use halfbyte::{Cuda, Float};
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Steps of a layer at most, and those outside of the layers.
@@ -64,7 +67,7 @@ impl Describe<OnCuda> for Run<'_> {
             }
             What::Append(_) if self.appends_in_attention() => "in attention".to_owned(),
             What::Append(_) => "rope".to_owned(),
-            What::Attend(attention) => self.attention_kernel(attention.window, rows)?.to_owned(),
+            What::Attend(attention) => self.attention_kernels(attention.window, rows)?,
             What::Activate(mlp) => {
                 if quantized(Some(&mlp.down), Slot::Inner) { "gate_quantized" } else { "gate" }.to_owned()
             }
@@ -91,22 +94,82 @@ impl Describe<OnCuda> for Run<'_> {
     }
 }
 
-impl State {
-    /// As [`State::layers`] to the last row of a text, each step between two events.
-    fn timed(
-        &mut self,
-        model: &CudaModel,
-        cuda: &Cuda,
-        rows: Rows<'_>,
-        position: usize,
-        clock: &mut Events<'_>,
-    ) -> Result<Vec<Step>> {
-        let sizes = Sizes::of(&model.decoder, self.cache.kv(), model.decoder.vocabulary.row_bytes());
-        let m = rows.tokens.len();
-        let mut run = Run::new(model, cuda, self, rows);
-        let mut profiled = Profiled::new(&mut run, clock, sizes, m, position);
-        model.decoder.forward(&mut profiled, false)?;
-        Ok(profiled.into_steps())
+impl Run<'_> {
+    /// The kernels that compute what so many rows see: those of one text together, of several each text's by themselves.
+    fn attention_kernels(&self, window: Option<usize>, rows: usize) -> Result<String> {
+        let chunks = self.rows.texts.map_or(&[][..], |texts| if self.narrowed { &[] } else { texts.chunks });
+        let singles = rows - chunks.iter().map(Range::len).sum::<usize>();
+        let singles = if self.rows.texts.is_some() { singles.min(1) } else { singles };
+        let kinds = [singles].into_iter().chain(chunks.iter().map(Range::len)).filter(|&rows| rows > 0);
+        let kernel = |rows| nn::attention_kernel(self.cuda.gpu(), rows, self.rows.longest, window, &self.state.cache);
+        let names = kinds.map(kernel).collect::<halfbyte::Result<BTreeSet<_>>>()?;
+        Ok(names.into_iter().collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// A step that is being timed: what was put into the stream so far, between its marks.
+pub(super) struct Timing<'a> {
+    model: &'a CudaModel,
+    cuda: &'a Cuda,
+    clock: Events<'a>,
+    steps: Vec<Step>,
+}
+
+impl<'a> Timing<'a> {
+    /// Of what comes next in the stream.
+    pub(super) fn new(model: &'a CudaModel, cuda: &'a Cuda) -> Result<Self> {
+        let most = model.decoder.layers.len() * STEPS[0] + STEPS[1];
+        let clock = Events::new(cuda.stream(), 2 * most)?;
+        cuda.stream().synchronize()?;
+        cuda.stream().delay(HOST_TIME * u32::try_from(most).unwrap_or(u32::MAX))?;
+        Ok(Self { model, cuda, clock, steps: Vec::new() })
+    }
+
+    /// As [`State::layers`] to the last rows of texts, whose rows have these positions.
+    pub(super) fn layers(&mut self, state: &mut State, rows: Rows<'_>, texts: Vec<Range<usize>>) -> Result<()> {
+        let decoder = &self.model.decoder;
+        let sizes = Sizes::of(decoder, state.cache.kv(), decoder.vocabulary.row_bytes());
+        let mut run = Run::new(self.model, self.cuda, state, rows);
+        let mut profiled = Profiled::new(&mut run, &mut self.clock, sizes, texts);
+        decoder.forward(&mut profiled, false)?;
+        self.steps.extend(profiled.into_steps());
+        Ok(())
+    }
+
+    /// The logits of so many texts.
+    pub(super) fn head(&mut self, state: &mut State, texts: usize, logits: &mut Buffer<f32>) -> Result<()> {
+        let Self { model, cuda, clock, steps } = self;
+        let (kernel, Product { n, k, bytes }) = model.decoder.vocabulary.kernel(cuda, texts, model.activations)?;
+        clock.mark()?;
+        state.head(model, cuda, 0..texts, logits)?;
+        clock.mark()?;
+        let of_rows = texts * (k * model.activations.size_bytes() + n * size_of::<f32>());
+        let (bytes, flop) = ((bytes + of_rows) as f64, (2 * texts * n * k) as f64);
+        steps.push(Step { name: "head", layer: None, rows: texts, kernel, bytes, flop });
+        Ok(())
+    }
+
+    /// The choice of the most likely tokens of so many texts.
+    pub(super) fn choice(&mut self, texts: usize, choose: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.clock.mark()?;
+        choose()?;
+        self.clock.mark()?;
+        let (kernel, bytes) = ("argmax".to_owned(), (texts * self.model.decoder.vocab * size_of::<f32>()) as f64);
+        self.steps.push(Step { name: "choice", layer: None, rows: texts, kernel, bytes, flop: 0.0 });
+        Ok(())
+    }
+
+    /// All of it, once it is done.
+    pub(super) fn profile(self) -> Result<Profile> {
+        self.cuda.stream().synchronize()?;
+        let marks = &self.clock.events[..self.clock.used];
+        let (Some(first), Some(last)) = (marks.first(), marks.last()) else {
+            return Err(Error::invalid("a profile", "steps", "none"));
+        };
+        let seconds = last.seconds_since(first)?;
+        let timed = self.steps.into_iter().zip(marks.chunks_exact(2));
+        let steps = timed.map(|(step, marks)| Ok(TimedStep::new(step, marks[1].seconds_since(&marks[0])?)));
+        Ok(Profile { steps: steps.collect::<Result<_>>()?, seconds })
     }
 }
 
@@ -118,36 +181,15 @@ impl CudaText<'_> {
         self.place(tokens)?;
         (self.chosen, self.token, self.drew) = (false, None, false);
         let Self { model, cuda, state, inputs, next, logits, .. } = self;
-        let most = model.decoder.layers.len() * STEPS[0] + STEPS[1];
-        let mut clock = Events::new(cuda.stream(), 2 * most)?;
-        let (kernel, Product { n, k, bytes }) = model.decoder.vocabulary.kernel(cuda, model.activations)?;
-        cuda.stream().synchronize()?;
-        cuda.stream().delay(HOST_TIME * u32::try_from(most).unwrap_or(u32::MAX))?;
-        let mut steps = state.timed(model, cuda, inputs.rows(m, longest), position, &mut clock)?;
-        clock.mark()?;
-        state.head(model, cuda, 0..1, logits)?;
-        clock.mark()?;
-        let of_rows = k * model.activations.size_bytes() + n * size_of::<f32>();
-        let (bytes, flop) = ((bytes + of_rows) as f64, (2 * n * k) as f64);
-        steps.push(Step { name: "head", layer: None, rows: 1, kernel, bytes, flop });
-        clock.mark()?;
         next.make_room(cuda, 1)?;
-        next.most_likely(cuda, inputs.next(), m, logits.view())?;
+        let mut timing = Timing::new(model, cuda)?;
+        // One range of positions, of one text.
+        timing.layers(state, inputs.rows(m, longest), Vec::from([position..position + m]))?;
+        timing.head(state, 1, logits)?;
+        timing.choice(1, || next.most_likely(cuda, inputs.next(), m, logits.view()))?;
         let likely = next.chosen(1);
-        clock.mark()?;
-        let bytes = (n * size_of::<f32>()) as f64;
-        steps.push(Step { name: "choice", layer: None, rows: 1, kernel: "argmax".to_owned(), bytes, flop: 0.0 });
-        cuda.stream().synchronize()?;
-
-        let marks = &clock.events[..clock.used];
-        let (Some(first), Some(last)) = (marks.first(), marks.last()) else {
-            return Err(Error::invalid("a profile", "steps", "none"));
-        };
-        let seconds = last.seconds_since(first)?;
-        let timed = steps.into_iter().zip(marks.chunks_exact(2));
-        let steps = timed.map(|(step, marks)| Ok(TimedStep::new(step, marks[1].seconds_since(&marks[0])?)));
-        let steps = steps.collect::<Result<_>>()?;
+        let profile = timing.profile()?;
         (self.rows, self.chosen, self.likely, self.len) = (1, true, likely, position + m);
-        Ok(Profile { steps, seconds })
+        Ok(profile)
     }
 }

@@ -210,11 +210,11 @@ pub(crate) struct Run<'m> {
     pub(super) model: &'m CudaModel,
     pub(super) cuda: &'m Cuda,
     pub(super) state: &'m mut State,
-    rows: Rows<'m>,
+    pub(super) rows: Rows<'m>,
     /// The rows that go on, among those that came in: of several texts the last ones come first then.
     on: Range<usize>,
     /// Whether of each text the last row alone goes on.
-    narrowed: bool,
+    pub(super) narrowed: bool,
     /// The buffer of codes that the next product reads, in place of floats.
     codes: Option<usize>,
     /// Whether the update is the sum over ranks already.
@@ -238,11 +238,6 @@ impl<'m> Run<'m> {
             own: None,
             folded: Folded::default(),
         }
-    }
-
-    /// The kernel that computes what so many rows see.
-    pub(super) fn attention_kernel(&self, window: Option<usize>, rows: usize) -> Result<&'static str> {
-        Ok(nn::attention_kernel(self.cuda.gpu(), rows, self.rows.longest, window, &self.state.cache)?)
     }
 
     /// Whether attention appends rows itself: one of each text.

@@ -12,15 +12,17 @@
 use super::CudaModel;
 use super::ahead::Ahead;
 use super::next::{Chosen, Next};
+use super::profile::Timing;
 use super::recording::Recordings;
 use super::run::{Pages as PagesOfRows, Rows as RowsOfStep, State};
 use super::text::{MOST_LIKELY, SHORTEST_RECORDING, draw};
 use crate::decoder::Decoder;
 use crate::device::{Room, Rows, TextId, Texts};
 use crate::error::{Error, Result};
+use crate::profile::Profile;
 use crate::sampling::Sampler;
 use half::{bf16, f16};
-use halfbyte::cuda::driver::{Buffer, Uploader};
+use halfbyte::cuda::driver::{Buffer, Uploader, ViewMut};
 use halfbyte::cuda::nn::KvCache;
 use halfbyte::kv_pages::{PAGE_LENGTH, Pages, Sequence};
 use halfbyte::{Cuda, Float};
@@ -82,6 +84,28 @@ impl Words {
             last: at(3 * rows, texts),
             tables: at(3 * rows + texts, texts * pages),
         }
+    }
+
+    /// The rows whose words lie there, of texts that have up to `longest` positions.
+    fn rows<'a>(&self, on_device: &'a Buffer<u32>, longest: usize, chunks: &'a [Range<usize>]) -> RowsOfStep<'a> {
+        let all = on_device.view();
+        RowsOfStep {
+            tokens: all.slice(self.tokens.clone()),
+            positions: all.slice(self.positions.clone()),
+            longest,
+            texts: Some(PagesOfRows {
+                slots: all.slice(self.slots.clone()),
+                last: all.slice(self.last.clone()),
+                tables: all.slice(self.tables.clone()),
+                chunks,
+            }),
+        }
+    }
+
+    /// The tokens that come next in so many texts, and their positions.
+    fn next<'a>(&self, on_device: &'a mut Buffer<u32>, texts: usize) -> [ViewMut<'a, u32>; 2] {
+        let (tokens, others) = on_device.view_mut().split_at(self.positions.start);
+        [tokens, others].map(|of_rows| of_rows.slice(0..texts))
     }
 }
 
@@ -178,8 +202,9 @@ impl<'m> CudaTexts<'m> {
         Ok((words, chunks))
     }
 
-    /// Puts a step into the stream: of these rows, or of the tokens that were chosen last.
-    fn begin_step(&mut self, ordered: &[&Rows<'_>], chosen: bool) -> Result<()> {
+    /// Makes what a step of these rows reads lie on the device, or of the tokens that were chosen last: where, the rows of texts that read
+    /// several tokens, and positions that no text exceeds.
+    fn prepare(&mut self, ordered: &[&Rows<'_>], chosen: bool) -> Result<(Words, Vec<Range<usize>>, usize)> {
         let mut longest = 0;
         for rows in ordered {
             longest = longest.max(self.held(rows.text)?.len + rows.tokens.len());
@@ -190,36 +215,54 @@ impl<'m> CudaTexts<'m> {
         if chunks.is_empty() {
             self.alike.extend(ordered.iter().map(|rows| rows.text));
         }
+        self.next.make_room(&self.cuda, ordered.len())?;
+        Ok((words, chunks, longest))
+    }
 
+    /// Puts a step into the stream: of these rows, or of the tokens that were chosen last.
+    fn begin_step(&mut self, ordered: &[&Rows<'_>], chosen: bool) -> Result<()> {
+        let (words, chunks, longest) = self.prepare(ordered, chosen)?;
         let Self { model, cuda, recordings, state, next, words: on_device, logits, .. } = self;
         let texts = ordered.len();
-        next.make_room(cuda, texts)?;
         let asks_host = state.asks_host();
         let mut step = || {
-            let all = on_device.view();
-            let rows_of_step = RowsOfStep {
-                tokens: all.slice(words.tokens.clone()),
-                positions: all.slice(words.positions.clone()),
-                longest,
-                texts: Some(PagesOfRows {
-                    slots: all.slice(words.slots.clone()),
-                    last: all.slice(words.last.clone()),
-                    tables: all.slice(words.tables.clone()),
-                    chunks: &chunks,
-                }),
-            };
+            let rows_of_step = words.rows(on_device, longest, &chunks);
             match (texts, chunks.len()) {
                 (1, 0) => state.step(model, cuda, rows_of_step),
                 _ => state.layers(model, cuda, rows_of_step, false),
             }?;
             state.head(model, cuda, 0..texts, logits)?;
-            let (tokens, others) = on_device.view_mut().split_at(words.positions.start);
-            let of_texts = [tokens, others].map(|of_rows| of_rows.slice(0..texts));
+            let of_texts = words.next(on_device, texts);
             next.most_likely(cuda, of_texts, 0, logits.view().slice(0..texts * model.decoder.vocab))
         };
         if chunks.is_empty() && !asks_host { recordings.run(cuda, &(texts, longest), step) } else { step() }?;
         self.likely = self.next.chosen(texts);
         Ok(())
+    }
+
+    /// The same, each kernel by itself, timed.
+    fn timed(&mut self, ordered: &[&Rows<'_>]) -> Result<Profile> {
+        let of_text = |rows: &&Rows<'_>| Ok(self.held(rows.text)?.len).map(|len| len..len + rows.tokens.len());
+        let positions = ordered.iter().map(of_text).collect::<Result<Vec<_>>>()?;
+        let (words, chunks, longest) = self.prepare(ordered, false)?;
+        let Self { model, cuda, state, next, words: on_device, logits, .. } = self;
+        let texts = ordered.len();
+        let mut timing = Timing::new(model, cuda)?;
+        timing.layers(state, words.rows(on_device, longest, &chunks), positions)?;
+        timing.head(state, texts, logits)?;
+        let of_texts = words.next(on_device, texts);
+        let logits = logits.view().slice(0..texts * model.decoder.vocab);
+        timing.choice(texts, || next.most_likely(cuda, of_texts, 0, logits))?;
+        self.likely = next.chosen(texts);
+        timing.profile()
+    }
+
+    /// Puts these rows in the order of a step, in which those of the first `wanted` texts have known places.
+    fn ordered<'a, 'r>(&mut self, rows: &'a [Rows<'r>], wanted: usize) -> Vec<&'a Rows<'r>> {
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_by_key(|&i| rows[i].tokens.len() > 1);
+        self.wanted = (0..wanted).filter_map(|i| order.iter().position(|&at| at == i)).collect();
+        order.iter().map(|&i| &rows[i]).collect()
     }
 
     /// The texts have read these rows.
@@ -322,14 +365,20 @@ impl Texts for CudaTexts<'_> {
             self.grow(rows);
             return Ok(());
         }
-        let mut order: Vec<usize> = (0..rows.len()).collect();
-        order.sort_by_key(|&i| rows[i].tokens.len() > 1);
-        self.wanted = (0..wanted).filter_map(|i| order.iter().position(|&at| at == i)).collect();
-        let ordered: Vec<&Rows<'_>> = order.iter().map(|&i| &rows[i]).collect();
+        let ordered = self.ordered(rows, wanted);
         self.begin_step(&ordered, false)?;
         self.grow(rows);
         Ok(())
     }
+
+    fn profile(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<Profile> {
+        self.ahead.forget();
+        let ordered = self.ordered(rows, wanted);
+        let profile = self.timed(&ordered)?;
+        self.grow(rows);
+        Ok(profile)
+    }
+
     fn logits(&mut self, out: &mut Vec<f32>) -> Result<()> {
         let vocab = self.model.decoder.vocab;
         out.resize(self.wanted.len() * vocab, 0.0);

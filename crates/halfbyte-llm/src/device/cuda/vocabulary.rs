@@ -134,15 +134,15 @@ impl Vocabulary {
         }
     }
 
-    /// What computes the logits of a row, and what it multiplies by.
-    pub(super) fn kernel(&self, cuda: &Cuda, x: Float) -> Result<(String, Product)> {
+    /// What computes the logits of so many rows, and what it multiplies by.
+    pub(super) fn kernel(&self, cuda: &Cuda, rows: usize, x: Float) -> Result<(String, Product)> {
         Ok(match (&self.head, &self.embedding) {
             (Some(head), _) | (None, Embedding::Codes(head)) => {
-                (head.kernel(cuda, 1, x)?, Product { n: head.n(), k: head.k(), bytes: head.bytes() })
+                (head.kernel(cuda, rows, x)?, Product { n: head.n(), k: head.k(), bytes: head.bytes() })
             }
             (None, Embedding::Floats(dense)) => {
                 let [n, k] = dense.shape();
-                (dense.kernel(cuda.gpu(), 1, x).to_owned(), Product { n, k, bytes: dense.bytes() })
+                (dense.kernel(cuda.gpu(), rows, x).to_owned(), Product { n, k, bytes: dense.bytes() })
             }
         })
     }

@@ -9,6 +9,7 @@ use crate::random::Random;
 use crate::text::rate;
 use crate::timing::Measured;
 use halfbyte::cpu::Cpu;
+use halfbyte_llm::profile::Profile;
 use halfbyte_llm::schedule::{Handle, Options, Request, Scheduler};
 use halfbyte_llm::{Model, Sampling};
 use serde::Serialize;
@@ -32,6 +33,8 @@ pub struct Steps {
     /// Between the first prompt's and the last prompt's end.
     begin_seconds: f64,
     each: Vec<f64>,
+    /// Of as many repetitions as the others, where they are asked for.
+    profiles: Vec<Profile>,
 }
 
 /// The same, beside what the machine allows.
@@ -52,12 +55,15 @@ pub struct Batch {
 }
 
 /// Times steps of so many texts, each token by itself, once all of them are there.
-pub fn steps(model: &Model, cpu: &Cpu, texts: usize, work: Work, progress: &Progress) -> Result<Steps> {
+pub fn steps(model: &Model, cpu: &Cpu, texts: usize, work: Work, profiled: bool, progress: &Progress) -> Result<Steps> {
     let depth = if work.depth == 0 { DEPTH } else { work.depth };
     progress.step(format!("{texts} texts at once"));
     // The first ones are written while the last ones are read.
     let ahead = (texts * depth).div_ceil(CHUNK) + 1 + WARM_UP;
-    let length = depth + ahead + work.generate;
+    // A profile does not count at first.
+    let profiles = if profiled { 1 + work.repetitions } else { 0 };
+    let written = ahead + work.generate + profiles;
+    let length = depth + written;
     let limit = model.config().spec.max_context;
     if length > limit {
         return Err(Failure::usage(
@@ -74,25 +80,24 @@ pub fn steps(model: &Model, cpu: &Cpu, texts: usize, work: Work, progress: &Prog
     let submit = |_| {
         let prompt = (0..depth).map(|_| (random.bits() % vocab) as u32).collect();
         let sampling = Sampling::default();
-        Ok(queue.submit(Request { prompt, max_tokens: ahead + work.generate, sampling, end_tokens: Vec::new() })?)
+        Ok(queue.submit(Request { prompt, max_tokens: written, sampling, end_tokens: Vec::new() })?)
     };
     let handles = (0..texts).map(submit).collect::<Result<Vec<Handle>>>()?;
     let begun = Instant::now();
+    let ended =
+        |scheduler: &Scheduler<'_>| Failure::device("texts ended before they were timed", format!("{scheduler:?}"));
     let mut step = || {
         if interrupt::cancelled() {
             return Err(Failure::interrupted());
         }
-        match scheduler.step()? {
-            true => Ok(()),
-            false => Err(Failure::device("texts ended before they were timed", format!("{scheduler:?}"))),
-        }
+        if scheduler.step()? { Ok(()) } else { Err(ended(&scheduler)) }
     };
     while handles.iter().any(|handle| handle.unread() == 0) {
         step()?;
     }
     let begin_seconds = begun.elapsed().as_secs_f64();
     (0..WARM_UP).try_for_each(|_| step())?;
-    let written: usize = handles.iter().map(Handle::unread).sum();
+    let before: usize = handles.iter().map(Handle::unread).sum();
     let timed = |_| {
         let begun = Instant::now();
         step()?;
@@ -100,17 +105,33 @@ pub fn steps(model: &Model, cpu: &Cpu, texts: usize, work: Work, progress: &Prog
     };
     let each = (0..work.generate).map(timed).collect::<Result<Vec<f64>>>()?;
     let after: usize = handles.iter().map(Handle::unread).sum();
-    if after - written != texts * work.generate {
-        let got = format!("{} in {} steps", after - written, work.generate);
+    if after - before != texts * work.generate {
+        let got = format!("{} in {} steps", after - before, work.generate);
         return Err(Failure::device(format!("{texts} texts have not a token each a step"), got));
     }
-    Ok(Steps { texts, depth: depth as f64 + written as f64 / texts as f64, begin_seconds, each })
+    if profiled {
+        progress.step(format!("profile of {texts} texts at once"));
+    }
+    let timed = |_| match (interrupt::cancelled(), scheduler.profile()?) {
+        (true, _) => Err(Failure::interrupted()),
+        (false, profile) => profile.ok_or_else(|| ended(&scheduler)),
+    };
+    let profiles = (0..profiles).map(timed).collect::<Result<Vec<_>>>()?.into_iter().skip(1).collect();
+    let depth = depth as f64 + before as f64 / texts as f64;
+    Ok(Steps { texts, depth, begin_seconds, each, profiles })
+}
+
+impl Steps {
+    /// How many texts, what was profiled, and the microseconds of a step without a profile.
+    pub fn profiles(&self) -> (usize, &[Profile], f64) {
+        (self.texts, &self.profiles, 1e6 * Measured::of(self.each.clone()).median)
+    }
 }
 
 impl Batch {
     /// Of steps on a machine.
     pub fn new(steps: Steps, model: &Model, machine: Option<&Machine>, ranks: usize) -> Self {
-        let Steps { texts, depth, begin_seconds, each } = steps;
+        let Steps { texts, depth, begin_seconds, each, .. } = steps;
         let limit = machine.map(|machine| StepLimit::new(machine, model, [texts, each.len(), ranks], depth));
         let step = Measured::of(each);
         let per_second = |seconds: f64| texts as f64 / seconds;

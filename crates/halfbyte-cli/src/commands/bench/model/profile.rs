@@ -1,5 +1,6 @@
 //! Where the time goes: each step of a layer beside what the machine allows, for a token that is written and for a prompt.
 
+use super::batch::Steps;
 use super::limits::Machine;
 use super::speed::{Speed, Work, read, tokens};
 use crate::failure::{Failure, Result};
@@ -57,6 +58,9 @@ pub struct Profiles {
     decode: Table,
     /// The prompt.
     prefill: Table,
+    /// Steps of many texts, each token by itself.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    batches: Vec<OfTexts>,
     /// Whether kernels were launched one by one to be timed.
     one_by_one: bool,
     /// Whether all layers of a token's step are one kernel, where it is not profiled.
@@ -66,6 +70,14 @@ pub struct Profiles {
     /// What the limits follow from; None: it was not measured.
     #[serde(skip)]
     machine: Option<Machine>,
+}
+
+/// A step of many texts.
+#[derive(Debug, Serialize)]
+struct OfTexts {
+    texts: usize,
+    #[serde(flatten)]
+    table: Table,
 }
 
 /// The steps of some tokens.
@@ -109,13 +121,25 @@ struct Line {
 
 impl Profiles {
     /// Puts together what was timed. Error: what [`Model::explain`] refuses.
-    pub fn new(timed: Timed, model: &Model, cpu: &Cpu, speed: &Speed, machine: Option<&Machine>) -> Result<Self> {
+    pub fn new(
+        timed: Timed,
+        batches: &[Steps],
+        model: &Model,
+        cpu: &Cpu,
+        speed: &Speed,
+        machine: Option<&Machine>,
+    ) -> Result<Self> {
         let plans = model.explain(cpu)?;
         let one_kernel = |kernel: &str| kernel == "persistent_decode";
         let prompt = timed.prefill.first().map_or(0, tokens_of);
+        let of_texts = |steps: &Steps| {
+            let (texts, profiles, unprofiled_us) = steps.profiles();
+            OfTexts { texts, table: Table::new(profiles, unprofiled_us, machine) }
+        };
         Ok(Self {
             decode: Table::new(&timed.decode, 1e6 / speed.decode_tokens_per_second, machine),
             prefill: Table::new(&timed.prefill, prompt as f64 * 1e6 / speed.prefill_tokens_per_second, machine),
+            batches: batches.iter().map(of_texts).collect(),
             one_by_one: matches!(model.device(), Device::Cuda(_)),
             layers_are_one_kernel: plans.iter().flat_map(|p| &p.plans).any(|plan| one_kernel(plan.kernel)),
             weights_may_be_cached: model.bytes_of_step(1) < LARGEST_CACHE,
@@ -140,6 +164,11 @@ impl Profiles {
         };
         out += &format!("\na prompt, step by step\n{}", self.prefill.human());
         out += &format!("without a profile, as above: {}\n", us(self.prefill.unprofiled_us));
+        for OfTexts { texts, table } in &self.batches {
+            let how = if self.one_by_one { "recorded in one launch" } else { "without a profile" };
+            out += &format!("\na step of {texts} texts, step by step\n{}", table.human());
+            out += &format!("{how}, as above: {}\n", us(table.unprofiled_us));
+        }
         if let Some(machine) = &self.machine {
             out += &format!("limits: {}\n", machine.in_words());
         }
