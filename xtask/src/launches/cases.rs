@@ -194,6 +194,6 @@ fn small_model(random: &mut Random) -> String {
         (random.of(&[1, 40, 100]), random.of(&[2, 7, 33]), random.of(&["f32", "f16", "bf16", "int8"]));
     format!(
         "bench model crates/halfbyte-llm/testdata/architectures/{name} --device cuda {layers} --prompt {depth} --generate 3 \
-         --repetitions 1 --depth {depth} --batch {batch} --kv {kv}"
+         --repetitions 1 --depth {depth} --batch {batch} --kv {kv} --profile"
     )
 }
