@@ -183,8 +183,7 @@ impl CudaText<'_> {
         let Self { model, cuda, state, inputs, next, logits, .. } = self;
         next.make_room(cuda, 1)?;
         let mut timing = Timing::new(model, cuda)?;
-        // One range of positions, of one text.
-        timing.layers(state, inputs.rows(m, longest), Vec::from([position..position + m]))?;
+        timing.layers(state, inputs.rows(m, longest), std::iter::once(position..position + m).collect())?;
         timing.head(state, 1, logits)?;
         timing.choice(1, || next.most_likely(cuda, inputs.next(), m, logits.view()))?;
         let likely = next.chosen(1);
