@@ -146,16 +146,17 @@ Result cuCtxGetCurrent(void** context) { return *context = current, SUCCESS; }
 Result cuCtxSetCurrent(void* context) { return current = context, SUCCESS; }
 Result cuCtxEnablePeerAccess(void* context, unsigned flags) { return (void)context, (void)flags, SUCCESS; }
 
-// ---- memory: addresses of devices are those of one range, so that they are known among other numbers
+// ---- memory: addresses of devices are those of one range, from a number on whose halves are no usual sizes, so that they are known
+// among other numbers
 
-static const Address FIRST = 0x7e0000000000;
+static const Address FIRST = 0x7d3b00000000;
 static const size_t PAGE = 2 << 20;
 static struct {
   Address begin;
   size_t size;
 } allocations[1 << 16];
 static int allocation_count;
-static Address next_address = 0x7e0000000000;
+static Address next_address = 0x7d3b00000000;
 
 static size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
@@ -555,7 +556,7 @@ Result cuLaunchKernelEx(const Configuration* launch, const Function* function, v
   for (int i = 0; i < function->parameters; i++)
     for (int at = 0; at + 8 <= function->sizes[i]; at += 8) {
       const Address value = number((const unsigned char*)parameters[i] + at, 8);
-      if (value >> 40 == FIRST >> 40 && !is_allocated(value, 0))
+      if (value >= FIRST && value < next_address && !is_allocated(value, 0))
         return refuse(INVALID_VALUE, "%s: address %#lx at byte %d of parameter %d, which is free", name, value, at, i);
     }
   __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);

@@ -130,7 +130,7 @@ impl<'a> Loading<'a> {
         if exact || mlp.clamp.is_some() || makes_floats(&caps, format, self.activations, [up.n(), up.k()]) {
             return Ok(None);
         }
-        let Ok(mut packed) = self.packer.pack(&[up], act, self.activations) else { return Ok(None) };
+        let Some(mut packed) = taken(self.packer.pack(&[up], act, self.activations))? else { return Ok(None) };
         if !act.is_quantized() && !packed.allow_rounded_weights(self.cuda.gpu(), self.packer.stream())? {
             return Ok(None);
         }
@@ -188,6 +188,16 @@ fn dense<'a>(layer: &'a StoredLinear<'_>) -> Option<Floats<'a>> {
     if let StoredWeight::Dense { floats, .. } = &layer.weight { Some(floats.as_floats()) } else { None }
 }
 
+/// What was packed, or None where the weights are refused; memory that is short and a device that is lost are errors.
+fn taken<T>(packed: halfbyte::Result<T>) -> Result<Option<T>> {
+    use halfbyte::Error::{Invalid, NoKernel, NotFinite};
+    match packed {
+        Ok(packed) => Ok(Some(packed)),
+        Err(Invalid { .. } | NoKernel { .. } | NotFinite { .. }) => Ok(None),
+        Err(other) => Err(other.into()),
+    }
+}
+
 impl LoadDevice for Loading<'_> {
     type Device = OnCuda;
 
@@ -226,7 +236,7 @@ impl LoadDevice for Loading<'_> {
             return Ok(None);
         }
         let function = function_of(mlp.activation, true, mlp.clamp);
-        let Ok(mut packed) = self.packer.pack_gated([gate, up], act, function) else { return Ok(None) };
+        let Some(mut packed) = taken(self.packer.pack_gated([gate, up], act, function))? else { return Ok(None) };
         if alone && rounds && !packed.allow_rounded_weights(self.cuda.gpu(), self.packer.stream())? {
             return Ok(None);
         }
@@ -245,13 +255,13 @@ impl LoadDevice for Loading<'_> {
         Ok(Some(projection))
     }
 
-    fn agree(&self, all: &[FeedForward<OnCuda>]) -> bool {
+    fn agree(&self, all: &[FeedForward<OnCuda>]) -> Result<bool> {
         let of = |mlp: &FeedForward<OnCuda>| mlp.up.single().map(|(w, _)| (w.gate(), w.format(), w.shape()));
         let down = |mlp: &FeedForward<OnCuda>| mlp.down.single().map(|(w, _)| (w.layout(), w.format(), w.in_order()));
         let is_gated = |mlp: &FeedForward<OnCuda>| of(mlp).is_some_and(|(gate, ..)| gate.is_some());
-        let Some(first) = all.iter().find(|mlp| is_gated(mlp)) else { return true };
-        all.iter().all(|mlp| of(mlp) == of(first) && down(mlp) == down(first))
-            && experts::layer(self.cuda, all, 1, self.activations).is_ok_and(|layer| layer.is_some())
+        let Some(first) = all.iter().find(|mlp| is_gated(mlp)) else { return Ok(true) };
+        let alike = all.iter().all(|mlp| of(mlp) == of(first) && down(mlp) == down(first));
+        Ok(alike && experts::layer(self.cuda, all, 1, self.activations)?.is_some())
     }
 
     fn random(&mut self, floats: &RandomFloats, bias: Option<Vec<f32>>) -> Result<Projection> {
