@@ -7,7 +7,7 @@
 
 mod cases;
 
-use cases::{Case, Random};
+use cases::{Case, Random, SmallModels};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -45,7 +45,8 @@ pub fn run(args: &Args) -> Result<(), String> {
     crate::oracles::output_of(cc.arg(source).arg("-o").arg(folder.join("libcuda.so")))?;
 
     let mut random = Random(args.seed);
-    let cases: Vec<Case> = (0..args.count).map(|_| Case::draw(&mut random)).collect();
+    let small_models = SmallModels::new(root)?;
+    let cases: Vec<Case> = (0..args.count).map(|_| Case::draw(&mut random, &small_models)).collect();
     let (next, failed, launches) = (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
     let work = || {
         while let Some((i, case)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, cases.get(i)?))) {

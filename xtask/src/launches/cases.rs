@@ -1,7 +1,8 @@
 //! What is launched, and on which device: drawn at random.
 
 use halfbyte::random::splitmix64;
-use std::fmt;
+use std::path::Path;
+use std::{fmt, fs};
 
 /// A device as the driver is told of it.
 #[derive(Clone, Copy)]
@@ -12,11 +13,12 @@ pub struct Device {
 }
 
 /// Compute capabilities and multiprocessors of devices from Turing to Blackwell, of graphics cards as of data centres.
-const DEVICES: [(u32, u32); 14] = [
+const DEVICES: [(u32, u32); 15] = [
     (75, 40),   // T4
     (75, 72),   // RTX 6000
     (80, 108),  // A100
     (80, 56),   // A30
+    (80, 14),   // a seventh of an A100
     (86, 28),   // RTX 3060
     (86, 84),   // A40
     (87, 16),   // Orin
@@ -59,14 +61,60 @@ impl Random {
     }
 }
 
+/// The models whose files are here, one of each architecture at least.
+pub struct SmallModels(Vec<SmallModel>);
+
+struct SmallModel {
+    name: String,
+    mixture: bool,
+}
+
+const SMALL_MODELS: &str = "crates/halfbyte-llm/testdata/architectures";
+
+impl SmallModels {
+    /// Errors: the folder or a model's `config.json` cannot be read.
+    pub fn new(root: &Path) -> Result<Self, String> {
+        let folder = root.join(SMALL_MODELS);
+        let unread = |what: &Path, error: std::io::Error| format!("cannot read {}: {error}", what.display());
+        let mut models = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(|error| unread(&folder, error))? {
+            let path = entry.map_err(|error| unread(&folder, error))?.path();
+            let config = path.join("config.json");
+            let (Some(name), true) = (path.file_name(), path.is_dir()) else { continue };
+            let text = fs::read_to_string(&config).map_err(|error| unread(&config, error))?;
+            let mixture = text.contains("_experts\"");
+            models.push(SmallModel { name: name.to_string_lossy().into_owned(), mixture });
+        }
+        models.sort_by(|a, b| a.name.cmp(&b.name));
+        if models.is_empty() {
+            return Err(format!("no models in {}", folder.display()));
+        }
+        Ok(Self(models))
+    }
+
+    fn command(&self, random: &mut Random) -> String {
+        let SmallModel { name, mixture } = &self.0[random.below(self.0.len())];
+        // Experts that no kernel multiplies together are dealt out by the host, which needs what a kernel would have chosen.
+        let together = ["--quantize w4a16-g32", "--quantize w4a8-g32"];
+        let others = ["--act a16", "--act a32", "--quantize w8a16-g16", "--quantize w2a16-g16"];
+        let layers = if *mixture || random.below(2) == 0 { random.of(&together) } else { random.of(&others) };
+        let (depth, batch, kv) =
+            (random.of(&[1, 40, 100]), random.of(&[2, 7, 33]), random.of(&["f32", "f16", "bf16", "int8"]));
+        format!(
+            "bench model {SMALL_MODELS}/{name} --device cuda {layers} --prompt {depth} --generate 3 --repetitions 1 --depth {depth} \
+             --batch {batch} --kv {kv} --profile"
+        )
+    }
+}
+
 impl Case {
-    pub fn draw(random: &mut Random) -> Self {
+    pub fn draw(random: &mut Random, small_models: &SmallModels) -> Self {
         let (compute, multiprocessors) = random.of(&DEVICES);
         let (count, text) = match random.below(14) {
             0..5 => (1, product(random)),
             5..9 => (1, convolution(random)),
             9 => (1, experts(random)),
-            10 | 11 => (1, small_model(random)),
+            10 | 11 => (1, small_models.command(random)),
             12 => (1, model(random)),
             _ => (2, format!("{} --tp 2", model(random))),
         };
@@ -163,37 +211,5 @@ fn model(random: &mut Random) -> String {
     format!(
         "bench model --random-weights bench/cases/{name}.json --device cuda --format {format} --prompt {prompt} --generate 3 \
          --repetitions 1 --batch {batch} --kv {kv} --head {head}"
-    )
-}
-
-/// One of the models of all architectures whose files are here.
-fn small_model(random: &mut Random) -> String {
-    let name = random.of(&[
-        "bloom",
-        "gemma2",
-        "gemma3",
-        "gpt-neox",
-        "gpt-oss",
-        "llama",
-        "llama-tied-mha",
-        "llama-yarn",
-        "llama3-rope",
-        "mistral-window",
-        "mixtral",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "qwen3-moe",
-    ]);
-    // Experts that no kernel multiplies together are dealt out by the host, which needs what a kernel would have chosen.
-    let together = ["--quantize w4a16-g32", "--quantize w4a8-g32"];
-    let others = ["--act a16", "--act a32", "--quantize w8a16-g16", "--quantize w2a16-g16"];
-    let mixture = matches!(name, "gpt-oss" | "mixtral" | "qwen3-moe");
-    let layers = if mixture || random.below(2) == 0 { random.of(&together) } else { random.of(&others) };
-    let (depth, batch, kv) =
-        (random.of(&[1, 40, 100]), random.of(&[2, 7, 33]), random.of(&["f32", "f16", "bf16", "int8"]));
-    format!(
-        "bench model crates/halfbyte-llm/testdata/architectures/{name} --device cuda {layers} --prompt {depth} --generate 3 \
-         --repetitions 1 --depth {depth} --batch {batch} --kv {kv} --profile"
     )
 }

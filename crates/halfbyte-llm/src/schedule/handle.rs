@@ -4,7 +4,7 @@ use super::{Chosen, Extras, Request};
 use crate::error::{Error, Result};
 use crate::generate::Finish;
 use crate::sampling::{Sampler, Sampling};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
@@ -138,9 +138,24 @@ impl Drop for Writer {
     }
 }
 
+/// Whether there are queues.
+#[derive(Debug)]
+pub(super) struct Queues(Weak<Alive>);
+
+impl Queues {
+    /// Whether all are gone: what they sent has arrived then.
+    pub fn are_gone(&self) -> bool {
+        let gone = self.0.strong_count() == 0;
+        if gone {
+            fence(Ordering::Acquire);
+        }
+        gone
+    }
+}
+
 /// Tells the scheduler when the last queue is gone.
 #[derive(Debug)]
-pub(super) struct Alive(Sender<Command>);
+struct Alive(Sender<Command>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
@@ -166,11 +181,11 @@ pub struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(bounds: Bounds) -> (Self, Receiver<Command>, Weak<Alive>) {
+    pub(super) fn new(bounds: Bounds) -> (Self, Receiver<Command>, Queues) {
         let (commands, received) = channel();
         let alive = Arc::new(Alive(commands.clone()));
-        let weak = Arc::downgrade(&alive);
-        (Self { commands, _alive: alive, bounds }, received, weak)
+        let queues = Queues(Arc::downgrade(&alive));
+        (Self { commands, _alive: alive, bounds }, received, queues)
     }
 
     /// Hands a text over: it waits its turn. Errors, all at once: an empty prompt, ids beyond the vocabulary, a prompt that leaves

@@ -66,11 +66,10 @@ use crate::generate::Finish;
 use crate::profile::Profile;
 use crate::sampling::{LogProbs, Sampler};
 use halfbyte::cpu::Cpu;
-use handle::{Alive, Bounds, Command, Submitted, Wanted};
+use handle::{Bounds, Command, Queues, Submitted, Wanted};
 use live::{Live, reserve_all};
 use prefixes::{Prefixes, least_common_multiple};
 use std::collections::VecDeque;
-use std::sync::Weak;
 use std::sync::mpsc::Receiver;
 
 /// Writes many texts in one model, a step at a time.
@@ -80,7 +79,7 @@ pub struct Scheduler<'m> {
     options: Options,
     bounds: Bounds,
     commands: Receiver<Command>,
-    alive: Weak<Alive>,
+    queues: Queues,
     begun: u64,
     /// In the order in which they came.
     waiting: VecDeque<Live>,
@@ -119,15 +118,16 @@ impl<'m> Scheduler<'m> {
             return Err(Error::invalid("many texts", "options of at least 1", format!("{options:?}")));
         }
         let texts = begin()?;
-        let longest = max_context.min(texts.pages().saturating_mul(texts.page_length()));
+        // Devices have room for a text of so many, and pages for whole ones of them.
+        let longest = max_context.min(positions).min(texts.pages().saturating_mul(texts.page_length()));
         let bounds = Bounds { vocab, longest, most_unread: unread };
-        let (queue, commands, alive) = Queue::new(bounds);
+        let (queue, commands, queues) = Queue::new(bounds);
         let scheduler = Self {
             texts,
             options,
             bounds,
             commands,
-            alive,
+            queues,
             begun: 0,
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -148,14 +148,19 @@ impl<'m> Scheduler<'m> {
     /// The same; `tell` is called after each step and before waiting.
     pub fn run_and_tell(&mut self, tell: &mut dyn FnMut(&Self)) -> Result<()> {
         loop {
+            let alone = self.queues.are_gone();
             let went_on = self.step()?;
             tell(self);
             if went_on {
                 continue;
             }
             let idle = self.is_idle();
-            if idle && self.alive.strong_count() == 0 {
+            if idle && alone {
                 return Ok(());
+            }
+            // What came before the last queue went is not known yet.
+            if !alone && self.queues.are_gone() {
+                continue;
             }
             // Handles and queues that are all gone have cancelled what they had.
             match self.commands.recv() {

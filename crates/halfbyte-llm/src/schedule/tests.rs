@@ -262,6 +262,10 @@ fn what_cannot_be_is_refused_at_once_and_a_full_budget_ends_a_text() {
     ));
     let sampling = Sampling { temperature: -1.0, ..Sampling::default() };
     assert!(matches!(refused(Request { sampling, ..request(1, 1, 1) }), Error::Invalid { .. }));
+    // Pages are whole, and no text may fill what they have beyond the positions.
+    let (_uneven, of_uneven) = Scheduler::new(&model, &cpu, Options { positions: 200, ..options }).unwrap();
+    assert!(of_uneven.submit(request(1, 200, 1)).is_ok());
+    assert!(matches!(of_uneven.submit(request(1, 201, 1)), Err(Error::ContextFull { limit: 200, got: 201 })));
     for options in [Options { chunk: 0, ..options }, Options { positions: 0, ..options }] {
         assert!(Scheduler::new(&model, &cpu, options).is_err());
     }
@@ -413,6 +417,22 @@ fn readers_that_poll_are_woken_and_get_what_the_others_get() {
     let last = *told.last().unwrap();
     assert_eq!((last.running, last.waiting, last.used_pages, last.chosen_tokens), (0, 0, 0, 180));
     all_pages_return(&mut scheduler);
+}
+
+/// The last queue gives a text and goes, when the scheduler has looked for texts and found none.
+#[test]
+fn a_text_that_comes_as_the_last_queue_goes_is_written() {
+    let (cpu, model) = model();
+    let (mut scheduler, queue) = Scheduler::new(&model, &cpu, Options::default()).unwrap();
+    let (mut queue, mut handle) = (Some(queue), None);
+    let mut submit = |_: &Scheduler<'_>| {
+        if let Some(queue) = queue.take() {
+            handle = Some(queue.submit(request(0, 12, 3)).unwrap());
+        }
+    };
+    scheduler.run_and_tell(&mut submit).unwrap();
+    let mut handle = handle.unwrap();
+    assert_eq!((handle.rest().unwrap().len(), handle.finish()), (3, Some(Finish::Length)));
 }
 
 #[test]

@@ -161,9 +161,9 @@ impl<'m> CudaTexts<'m> {
     fn place(&mut self, order: &[&Rows<'_>], longest: usize, chosen: bool) -> Result<(Words, Vec<Range<usize>>)> {
         let rows: usize = order.iter().map(|rows| rows.tokens.len()).sum();
         let pages = longest.div_ceil(PAGE_LENGTH);
-        if rows > self.room.rows || order.len() > self.room.texts || longest > self.room.longest {
+        if rows > self.room.rows || order.len() > self.room.texts {
             let expected = format!("{:?}", self.room);
-            let got = format!("{} texts with {rows} rows and {longest} positions", order.len());
+            let got = format!("{} texts with {rows} rows", order.len());
             return Err(Error::invalid("many texts", expected, got));
         }
         let words = Words::of(rows, order.len(), pages);
@@ -208,6 +208,10 @@ impl<'m> CudaTexts<'m> {
         let mut longest = 0;
         for rows in ordered {
             longest = longest.max(self.held(rows.text)?.len + rows.tokens.len());
+        }
+        if longest > self.room.longest {
+            let (expected, got) = (format!("{:?}", self.room), format!("a text of {longest} positions"));
+            return Err(Error::invalid("many texts", expected, got));
         }
         let longest = longest.next_power_of_two().max(SHORTEST_RECORDING).min(self.room.longest);
         let (words, chunks) = self.place(ordered, longest, chosen)?;

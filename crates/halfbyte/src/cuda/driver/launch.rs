@@ -6,8 +6,7 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
 use std::ffi::{CString, c_int, c_void};
 use std::marker::PhantomData;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Machine code on a device.
 #[derive(Clone, Debug)]
@@ -111,8 +110,8 @@ impl Drop for Loaded {
 pub struct Function {
     module: Arc<Loaded>,
     handle: sys::CUfunction,
-    /// Dynamic shared memory that launches may have so far.
-    shared_bytes: Arc<AtomicU32>,
+    /// Dynamic shared memory that launches may have so far. It is held while the driver is told of more: what it was told last counts.
+    shared_bytes: Arc<Mutex<u32>>,
 }
 
 // SAFETY: as for the module.
@@ -198,7 +197,8 @@ impl Function {
 
     /// Allows launches this much dynamic shared memory; more than 48 KB must be asked for.
     fn allow_shared(&self, bytes: u32) -> Result<()> {
-        if bytes <= self.shared_bytes.load(Ordering::Relaxed) {
+        let mut allowed = self.shared_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes <= *allowed {
             return Ok(());
         }
         let most = self.module.context.info().shared_bytes;
@@ -208,7 +208,7 @@ impl Function {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded; the value is within what the device has.
         check("launch", unsafe { sys::cuFuncSetAttribute(self.handle, attribute, bytes as c_int) })?;
-        self.shared_bytes.fetch_max(bytes, Ordering::Relaxed);
+        *allowed = bytes;
         Ok(())
     }
 

@@ -60,14 +60,6 @@ DEV void copy_box(u32 dst, const TensorMap* map, int x, int y, u32 bar) {
       "l"(map), "r"(bar), "r"(x), "r"(y)
       : "memory");
 }
-// The same box to the same place, and the same barrier, in every block of the cluster that the mask names.
-DEV void copy_box_multicast(u32 dst, const TensorMap* map, int x, int y, u32 bar, u16 mask) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
-      "{%3, %4}], [%2], %5;" ::"r"(dst),
-      "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask)
-      : "memory");
-}
 // The channels from c on, as many as a box has, of pixels of a 4-D tensor map in im2col mode: those that lie (across,
 // down) from pixel (x, y) of an image and from those that come after it in the map's steps.
 DEV void copy_im2col(u32 dst, const TensorMap* map, int c, int x, int y, int image, int across, int down, u32 bar) {

@@ -72,9 +72,10 @@ struct Tiles {
     mbarrier_expect(full, RUNS_OF_STAGE * BOX);
     const TensorMap* const map = piece < PIECES ? cache.keys : cache.values;
     const u32 of = piece % PIECES, run = of / STAGES_OF_RUN * RUNS_OF_STAGE,
-              first = row + of % STAGES_OF_RUN * BOX_POSITIONS;
+              first_row = row + of % STAGES_OF_RUN * BOX_POSITIONS;
 #pragma unroll
-    for (u32 i = 0; i < RUNS_OF_STAGE; i++) copy_box(boxes_of(to_stage) + i * BOX, map, 64 * (run + i), first, full);
+    for (u32 i = 0; i < RUNS_OF_STAGE; i++)
+      copy_box(boxes_of(to_stage) + i * BOX, map, 64 * (run + i), first_row, full);
     if (++piece < 2 * PIECES) return;
     tile += TILE * SLOTS;
     if (left()) begin_tile(p, coming);

@@ -107,9 +107,12 @@ impl ExpertLayer {
     fn few(&self, rows: usize) -> Option<&ExpertsGemv> {
         let (chosen, experts) = (rows * self.top_k, self.experts as f64);
         let distinct = experts * (1.0 - (1.0 - self.top_k as f64 / experts).powi(rows as i32));
-        self.few
-            .as_ref()
-            .filter(|_| self.tiles.is_none() && chosen <= FEW_CHOICES && chosen as f64 <= READ_TWICE * distinct)
+        self.few.as_ref().filter(|few| {
+            rows <= few.most_rows()
+                && self.tiles.is_none()
+                && chosen <= FEW_CHOICES
+                && chosen as f64 <= READ_TWICE * distinct
+        })
     }
 
     /// How rows are dealt out.

@@ -64,6 +64,8 @@ pub struct ExpertsGemv {
     experts: usize,
     /// Of 16 rows, of an item of down.
     blocks: usize,
+    /// Rows at most, each of which has a block at least: multiprocessors.
+    most_rows: usize,
     /// Atoms and biases of up, then of down; empty: there are none.
     addresses: [Buffer<u64>; 4],
 }
@@ -190,8 +192,9 @@ impl ExpertsGemv {
             upload(all.iter().filter_map(|(_, bias)| Some(bias.as_ref()?.pointer())).collect())
         };
         let addresses = [atoms(up)?, biases(up)?, atoms(down)?, biases(down)?];
-        let blocks = blocks_of_down(atom, hidden, gpu.caps().multiprocessors as usize);
-        let of = Self { atom, dtype, gate, hidden, width, top_k, experts: up.len(), blocks, addresses };
+        let most_rows = gpu.caps().multiprocessors.max(1) as usize;
+        let blocks = blocks_of_down(atom, hidden, most_rows);
+        let of = Self { atom, dtype, gate, hidden, width, top_k, experts: up.len(), blocks, most_rows, addresses };
         let room = gpu.caps().shared_bytes as usize;
         if top_k == 0 || top_k > MOST_CHOICES.min(of.experts) || of.shared_bytes() + STATIC_BYTES > room {
             return refuse("takes up to 16 choices of a row, and what they read within shared memory");
@@ -202,6 +205,11 @@ impl ExpertsGemv {
     /// The kernel as it is compiled.
     pub fn instance(&self) -> Instance {
         instance(self.atom, self.dtype, self.gate, self.blocks)
+    }
+
+    /// Rows that it takes at most.
+    pub fn most_rows(&self) -> usize {
+        self.most_rows
     }
 
     /// Elements between up and down of so many rows.
@@ -271,7 +279,7 @@ impl ExpertsGemv {
         };
         // A block a multiprocessor at most: those of a row wait for each other.
         let items = (2 * width).div_ceil(ROWS) * top_k;
-        let most = gpu.caps().multiprocessors.max(1) as usize;
+        let most = self.most_rows;
         if rows > most {
             return Err(Error::invalid(OP, format!("at most {most} rows"), rows.to_string()));
         }
