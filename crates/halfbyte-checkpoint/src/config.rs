@@ -5,10 +5,11 @@
 //! spellings.
 
 use crate::error::{Error, Result};
-use crate::json::{self, read_small};
+use crate::json::{self, read_small, refuse_lfs_pointer};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
+use std::io::ErrorKind;
 use std::path::Path;
 
 mod awq;
@@ -111,12 +112,16 @@ pub(crate) fn of_object(fields: &Map<String, Value>, file: &Path) -> Result<Quan
     parse(fields, "quantization_config", file)
 }
 
-/// The JSON object in a file; None if there is no such file.
+/// The JSON object in a file; None if there is no such file. Errors: one that is there cannot be read, a link to nothing among them.
 pub(crate) fn read_object(file: &Path) -> Result<Option<Map<String, Value>>> {
-    if !file.exists() {
-        return Ok(None);
+    match file.symlink_metadata() {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+        Err(error) => return Err(Error::io("open", file)(error)),
+        Ok(_) => {}
     }
-    match json::parse(&read_small(file)?) {
+    let text = read_small(file)?;
+    refuse_lfs_pointer(file, &text)?;
+    match json::parse(&text) {
         Ok(Value::Object(fields)) => Ok(Some(fields)),
         Ok(other) => Err(Error::malformed(file, format!("expected a JSON object, got {}", short(&other)))),
         Err(e) => Err(Error::malformed(file, format!("expected JSON: {e}"))),

@@ -5,7 +5,9 @@ use crate::error::Result;
 use crate::finding::Finding;
 use crate::safetensors::DType;
 use crate::scheme::{ModuleKind, Weights};
+use rayon::prelude::*;
 use serde::Serialize;
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 /// Everything that can be said of a checkpoint without reading its codes.
@@ -65,6 +67,37 @@ pub struct ModuleSummary {
     pub act_order: bool,
     /// Bytes of its tensors, bias included.
     pub bytes: u64,
+}
+
+impl Weights {
+    /// What is odd about how modules are stored, and how they are read for that, as [`inspect`] finds it; what holds of several is said
+    /// once. What cannot be read at all is no part of it.
+    pub fn findings_of_modules(&self) -> Vec<Finding> {
+        let of_module = |name: &&str| {
+            let Ok(kind) = self.kind(name) else { return Vec::new() };
+            let description = match kind {
+                ModuleKind::Quantized(scheme) => (scheme.describe)(self, name).ok(),
+                ModuleKind::Dense | ModuleKind::Absent => None,
+            };
+            let findings = description.into_iter().flat_map(|description| description.findings);
+            self.contradiction(name, kind).into_iter().chain(findings).collect()
+        };
+        let all: Vec<Vec<Finding>> = self.modules().par_iter().map(of_module).collect();
+        let mut told: Vec<(Finding, usize)> = Vec::new();
+        let mut known: HashMap<String, usize> = HashMap::new();
+        for finding in all.into_iter().flatten() {
+            let at = *known.entry(finding.text.clone()).or_insert(told.len());
+            match told.get_mut(at) {
+                Some((_, more)) => *more += 1,
+                None => told.push((finding, 0)),
+            }
+        }
+        let findings = told.into_iter().map(|(finding, more)| match more {
+            0 => finding,
+            more => Finding::new(format!("{} and {more} more", finding.subject), finding.text),
+        });
+        Finding::shortened(findings.collect())
+    }
 }
 
 /// Describes a checkpoint. Modules that cannot be read become findings. Errors: a `config.json` that is not JSON.

@@ -22,6 +22,15 @@ pub fn read_small(path: &Path) -> FileResult<Vec<u8>> {
     read_at_most(path, LONGEST)
 }
 
+/// Refuses what Git LFS leaves in the place of a file that it has not fetched.
+pub(crate) fn refuse_lfs_pointer(file: &Path, content: &[u8]) -> FileResult<()> {
+    if !content.starts_with(b"version https://git-lfs.github.com/spec/") {
+        return Ok(());
+    }
+    let what = "is a pointer of Git LFS, which stands for the file; `git lfs pull` fetches it";
+    Err(crate::error::Error::malformed(file, what))
+}
+
 /// Parses a JSON text. Errors, each with line and column: no JSON, a name twice in one object, more than 128 levels, more
 /// than a quarter of a million values.
 pub fn parse(text: &[u8]) -> serde_json::Result<Value> {

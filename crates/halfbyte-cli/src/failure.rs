@@ -255,7 +255,7 @@ impl From<CheckpointError> for Failure {
             E::Exists { path, why } => Self::usage(
                 format!("{} already exists{why}", path.display()),
                 "nothing is replaced unless asked for, and a folder only if it holds a model and nothing else",
-                match why.contains("ask to overwrite") && std::env::args().all(|word| word != "--overwrite") {
+                match why.contains("ask to overwrite") && std::env::args_os().all(|word| word != "--overwrite") {
                     true => "choose another output, or add --overwrite",
                     false => "choose another output, or remove what is there yourself",
                 },
@@ -399,7 +399,7 @@ pub fn of_usage(error: &clap::Error, command: &mut clap::Command) -> ExitCode {
             }
             let verbs = given_verbs(command);
             let help = format!("`{verbs} --help` lists what there is");
-            let json = std::env::args().any(|word| word == "--json");
+            let json = std::env::args_os().any(|word| word == "--json");
             Failure::usage("wrong usage", cause, help).report(json)
         }
     }
@@ -409,7 +409,7 @@ pub fn of_usage(error: &clap::Error, command: &mut clap::Command) -> ExitCode {
 fn given_verbs(command: &clap::Command) -> String {
     let mut verbs = "halfbyte".to_owned();
     let mut at = command;
-    for word in std::env::args().skip(1) {
+    for word in std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()) {
         match at.find_subcommand(&word) {
             Some(inner) => {
                 verbs = format!("{verbs} {word}");

@@ -20,7 +20,7 @@ pub fn install(writes_files: bool) -> Result<(), ctrlc::Error> {
         }
         if COOPERATIVE.load(Ordering::SeqCst) == 0 {
             // Nothing is being written.
-            Failure::interrupted().report(std::env::args().any(|word| word == "--json"));
+            Failure::interrupted().report(std::env::args_os().any(|word| word == "--json"));
             std::process::exit(130);
         }
     })

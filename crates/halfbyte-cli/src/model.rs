@@ -354,10 +354,20 @@ pub fn open_with(path: &Path, hint: Hint) -> Result<Weights> {
     }
 }
 
-/// Opens a model that something is written from. Error: it is incomplete, as far as its architecture is known.
-pub fn open_complete(path: &Path, hint: Hint) -> Result<Weights> {
+/// Opens a model that something is written from, and notes how it is read where it leaves that open. Error: it is incomplete, as far as
+/// its architecture is known.
+pub fn open_complete(path: &Path, hint: Hint, app: &App) -> Result<Weights> {
     let weights = open_with(path, hint)?;
-    if let Ok(config) = Config::from_weights(&weights) {
+    app.findings(&weights.findings());
+    app.findings(&weights.findings_of_modules());
+    let config = Config::from_weights(&weights);
+    if let Err(why) = &config {
+        app.findings(&weights.irregular_blocks());
+        if matches!(why, halfbyte_llm::Error::Config { field, .. } if field != "architectures") {
+            app.note(&format!("note: whether all tensors are there was not checked: {why}"));
+        }
+    }
+    if let Ok(config) = config {
         let found = contradictions(&config, &weights);
         let findings: Vec<String> = found.missing.iter().chain(&found.uncounted).map(Finding::to_string).collect();
         if let Some(first) = findings.first() {

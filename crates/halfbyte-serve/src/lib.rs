@@ -30,6 +30,7 @@ mod server;
 mod settings;
 mod tls;
 mod tools;
+mod unread;
 mod writing;
 
 pub use engine::Ended;

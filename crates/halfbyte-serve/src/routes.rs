@@ -7,6 +7,7 @@ use crate::error::ApiError;
 use crate::page;
 use crate::random;
 use crate::record::Record;
+use crate::unread::Unread;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, Version, header};
@@ -64,10 +65,19 @@ async fn note(State(app): State<Arc<App>>, mut request: Request, next: Next) -> 
     let path = request.extensions().get::<MatchedPath>().map_or("", |path| known(path.as_str()));
     let record = Record::new(id, request.method().as_str(), path, app.metrics.clone());
     request.extensions_mut().insert(record.clone());
+    let (request, unread) = Unread::of(request);
     let mut response = match check_host(&app, &request) {
         Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
+        Err(error) => {
+            drop(request);
+            error.into_response()
+        }
     };
+    // A body that did not come in time is not waited for again.
+    if !response.status().is_success() && response.status() != StatusCode::REQUEST_TIMEOUT {
+        let limits = &app.settings.limits;
+        unread.discard(limits.body_bytes.saturating_mul(4), limits.read).await;
+    }
     record.status(response.status().as_u16());
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&record.id) {

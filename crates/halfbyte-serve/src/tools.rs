@@ -9,6 +9,8 @@
 use crate::random;
 use crate::schema::moved;
 use llguidance::api::TopLevelGrammar;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -47,8 +49,18 @@ pub struct Call {
     pub id: String,
     /// Name of the function.
     pub name: String,
-    /// An object, as JSON.
+    /// An object, as JSON: as the model wrote it.
     pub arguments: String,
+}
+
+/// A call, as it is written.
+#[derive(Deserialize)]
+struct Written<'a> {
+    name: String,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+    #[serde(borrow)]
+    parameters: Option<&'a RawValue>,
 }
 
 const OPEN: &str = "<tool_call>";
@@ -121,22 +133,25 @@ impl ToolForm {
 
     /// The calls of a text that begins with a mark; None: it is none of this form, or calls what is none of these functions.
     fn calls(self, text: &str, known: &[String]) -> Option<Vec<Call>> {
-        let call = |value: &Value| {
-            let name = value.get("name")?.as_str().filter(|name| known.iter().any(|known| known == name))?.to_owned();
-            let arguments = value.get("arguments").or_else(|| value.get("parameters"))?;
-            let arguments = match arguments {
-                Value::String(json) => json.clone(),
-                object @ Value::Object(_) => object.to_string(),
+        let named = |name: String, arguments: &RawValue| {
+            let written = arguments.get();
+            let arguments = match written.as_bytes().first()? {
+                b'"' => serde_json::from_str(written).ok()?,
+                b'{' => written.to_owned(),
                 _ => return None,
             };
-            Some(Call { id: self.id(), name, arguments })
+            known.contains(&name).then(|| Call { id: self.id(), name, arguments })
+        };
+        let call = |value: &RawValue| {
+            let Written { name, arguments, parameters } = serde_json::from_str(value.get()).ok()?;
+            named(name, arguments.or(parameters)?)
         };
         let calls: Option<Vec<Call>> = match self {
             Self::Hermes => {
                 let (mut rest, mut calls) = (text.trim(), Vec::new());
                 while let Some(inside) = rest.strip_prefix(OPEN) {
                     let (value, after) = json(inside)?;
-                    calls.push(call(&value)?);
+                    calls.push(call(value)?);
                     rest = after.strip_prefix(CLOSE).unwrap_or(after).trim_start();
                 }
                 rest.is_empty().then_some(calls)
@@ -147,14 +162,15 @@ impl ToolForm {
                     let inside = inside.trim_start();
                     if inside.starts_with('[') {
                         let (list, after) = json(inside)?;
-                        calls.extend(list.as_array()?.iter().map(call).collect::<Option<Vec<_>>>()?);
+                        let list: Vec<&RawValue> = serde_json::from_str(list.get()).ok()?;
+                        calls.extend(list.into_iter().map(call).collect::<Option<Vec<_>>>()?);
                         rest = after;
                         continue;
                     }
                     let (name, arguments) = inside.split_at(inside.find('{')?);
                     let name = name.trim().trim_end_matches("[ARGS]").trim();
                     let (arguments, after) = json(arguments)?;
-                    calls.push(call(&json!({"name": name, "arguments": arguments}))?);
+                    calls.push(named(name.to_owned(), arguments)?);
                     rest = after;
                 }
                 rest.is_empty().then_some(calls)
@@ -165,7 +181,7 @@ impl ToolForm {
                 let mut calls = Vec::new();
                 while !rest.trim().is_empty() {
                     let (value, after) = json(rest)?;
-                    calls.push(call(&value)?);
+                    calls.push(call(value)?);
                     rest = after.trim_start_matches(';');
                 }
                 Some(calls)
@@ -175,9 +191,9 @@ impl ToolForm {
     }
 }
 
-/// The value of JSON that a text begins with, and what follows it and spaces.
-fn json(text: &str) -> Option<(Value, &str)> {
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+/// The JSON that a text begins with, as it is written, and what follows it and spaces.
+fn json(text: &str) -> Option<(&RawValue, &str)> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
     let value = values.next()?.ok()?;
     Some((value, text[values.byte_offset()..].trim_start()))
 }
@@ -267,10 +283,14 @@ mod tests {
         let text = "Let me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"é<\"}}\n</tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":{}}";
         let (said, called) = split(ToolForm::Hermes, text);
         assert_eq!(said, "Let me see.\n");
-        assert_eq!(called, calls(&[("f", "{\"a\":\"é<\"}"), ("g", "{}")]));
+        assert_eq!(called, calls(&[("f", "{\"a\": \"é<\"}"), ("g", "{}")]));
+        // Arguments stay as they are written: numbers that no float holds, spaces.
+        let text = "<tool_call>{\"name\": \"f\", \"arguments\": { \"a\": [1e9, 61.71418541781391899e1, 99999e9792999]}}</tool_call>";
+        let expected = calls(&[("f", "{ \"a\": [1e9, 61.71418541781391899e1, 99999e9792999]}")]);
+        assert_eq!(split(ToolForm::Hermes, text), (String::new(), expected));
         // Tags within arguments are text; between calls there may be spaces alone.
         let text = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"x</tool_call> y<tool_call>{}\"}} </tool_call> \n<tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call>\n";
-        let expected = calls(&[("f", "{\"a\":\"x</tool_call> y<tool_call>{}\"}"), ("g", "{}")]);
+        let expected = calls(&[("f", "{\"a\": \"x</tool_call> y<tool_call>{}\"}"), ("g", "{}")]);
         assert_eq!(split(ToolForm::Hermes, text), (String::new(), expected));
         let unknown = "<tool_call>{\"name\": \"h\", \"arguments\": {}}</tool_call>";
         let between = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call> or not";
@@ -289,14 +309,14 @@ mod tests {
     #[test]
     fn mistral_and_llama() {
         let text = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": {}}]";
-        assert_eq!(split(ToolForm::Mistral, text), (String::new(), calls(&[("f", "{\"a\":1}"), ("g", "{}")])));
+        assert_eq!(split(ToolForm::Mistral, text), (String::new(), calls(&[("f", "{\"a\": 1}"), ("g", "{}")])));
         let text = "Well. [TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS]g{}";
-        assert_eq!(split(ToolForm::Mistral, text), ("Well. ".to_owned(), calls(&[("f", "{\"a\":1}"), ("g", "{}")])));
+        assert_eq!(split(ToolForm::Mistral, text), ("Well. ".to_owned(), calls(&[("f", "{\"a\": 1}"), ("g", "{}")])));
         let text =
             " <|python_tag|>{\"name\": \"f\", \"parameters\": {\"a\": 1}}; {\"name\": \"g\", \"parameters\": {}}";
-        assert_eq!(split(ToolForm::Llama3, text), (String::new(), calls(&[("f", "{\"a\":1}"), ("g", "{}")])));
+        assert_eq!(split(ToolForm::Llama3, text), (String::new(), calls(&[("f", "{\"a\": 1}"), ("g", "{}")])));
         let text = "[TOOL_CALLS]f[ARGS]{\"a\": \"[TOOL_CALLS]\"}[TOOL_CALLS] [{\"name\": \"g\", \"arguments\": {}}]";
-        let expected = calls(&[("f", "{\"a\":\"[TOOL_CALLS]\"}"), ("g", "{}")]);
+        let expected = calls(&[("f", "{\"a\": \"[TOOL_CALLS]\"}"), ("g", "{}")]);
         assert_eq!(split(ToolForm::Mistral, text), (String::new(), expected));
         // An answer that only looks like a call.
         let answer = "{\"name\": \"Ann\", \"parameters\": {}}";

@@ -48,7 +48,7 @@ impl<'a> RankFolders<'a> {
     /// Begins to write the parts of a model for so many ranks into a folder; what a killed process has left there is
     /// put in order first.
     ///
-    /// *Errors:* a folder of a rank that holds something and may not be replaced, or more than a model, that is the
+    /// *Errors:* a folder that is a model itself; a folder of a rank that holds something and may not be replaced, or more than a model, that is the
     /// source, a link or a mount point; one of further ranks that is no part; another process that writes there; a
     /// source that is a part; the system's refusal. Nothing is touched then.
     pub fn create(source: &'a Weights, target: &Path, ranks: usize, overwrite: bool) -> Result<Self> {
@@ -56,6 +56,11 @@ impl<'a> RankFolders<'a> {
         let target = resolved(target)?;
         if target.exists() && !target.is_dir() {
             return Err(Error::Exists { path: target, why: ", and is not a folder".to_owned() });
+        }
+        // Whoever opens the folder would take that model, not the parts.
+        if target.join("config.json").symlink_metadata().is_ok() {
+            let why = ", and holds a model; parts of ranks lie in a folder of their own".to_owned();
+            return Err(Error::Exists { path: target, why });
         }
         let made = files::create_dirs(&target).map_err(Error::io("create", &target))?;
         let room = Room::open(target.join(ROOM)).inspect_err(|_| files::remove_dirs(&made))?;

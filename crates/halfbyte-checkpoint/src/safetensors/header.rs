@@ -2,7 +2,7 @@
 
 use super::dtype::DType;
 use crate::error::{Error, Result};
-use crate::json;
+use crate::json::{self, refuse_lfs_pointer};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
@@ -44,6 +44,7 @@ pub(crate) fn parse(file: &[u8], path: &Path) -> Result<Vec<Entry>> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(fail(format!("expected a safetensors file of at least 8 bytes, got {}", file.len())));
     };
+    refuse_lfs_pointer(path, file)?;
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER_BYTES {
         return Err(fail(format!(

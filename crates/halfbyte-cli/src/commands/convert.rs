@@ -94,7 +94,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
 
 fn to_form(args: &Args, form: FormArg, app: &App) -> Result<()> {
     let begun = Instant::now();
-    let source = open_complete(&args.model, Hint { group: args.group, arch: args.arch })?;
+    let source = open_complete(&args.model, Hint { group: args.group, arch: args.arch }, app)?;
     let conversion = Conversion {
         target: form.into(),
         bits: args.bits,
@@ -167,7 +167,7 @@ struct Parts {
 
 fn for_ranks(args: &Args, ranks: usize, app: &App) -> Result<()> {
     let begun = Instant::now();
-    let source = open_complete(&args.model, Hint { group: args.group, arch: args.arch })?;
+    let source = open_complete(&args.model, Hint { group: args.group, arch: args.arch }, app)?;
     let config = Config::from_weights(&source)?;
     let parts = shard::parts(&config.spec, &source, ranks)?;
     let cooperate = interrupt::cooperate();

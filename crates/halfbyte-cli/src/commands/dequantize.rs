@@ -45,7 +45,7 @@ struct Dequantized {
 /// Writes the folder.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let begun = Instant::now();
-    let source = open_complete(&args.model, args.hint.into())?;
+    let source = open_complete(&args.model, args.hint.into(), app)?;
     let progress = Progress::new(app, "writing", Unit::Bytes);
     let mut report = |at: halfbyte_checkpoint::Progress<'_>| progress.at(at.bytes, at.total_bytes);
     let cooperate = interrupt::cooperate();

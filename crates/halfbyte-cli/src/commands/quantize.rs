@@ -165,7 +165,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         return Err(Failure::usage("these options make no format", e.to_string(), "see `halfbyte quantize --help`"));
     }
     let (format, options) = (args.format(), Rtn::from(args.rtn));
-    let source = open_complete(&args.model, Hint::default())?;
+    let source = open_complete(&args.model, Hint::default(), app)?;
     let head = Head::of(args, &source)?;
     let layers = layers(args, &source, head.as_ref())?;
     let sizes = planned(&source, &layers, args.to.into())?;

@@ -45,7 +45,14 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             "give the parts first, then the model",
         ));
     }
-    let b = open_with(&args.b, args.hint.into())?;
+    let noted = |model: &Path| {
+        let weights = open_with(model, args.hint.into())?;
+        for finding in weights.findings().iter().chain(&weights.findings_of_modules()) {
+            app.note(&format!("note: {}: {finding}", model.display()));
+        }
+        Ok::<_, Failure>(weights)
+    };
+    let b = noted(&args.b)?;
     let progress = Progress::new(app, "comparing", Unit::Things("tensors"));
     let cooperate = interrupt::cooperate();
     let mut on_tensor = |_: &str, done: usize, total: usize| {
@@ -54,7 +61,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     let found = match is_parts(&args.a) {
         true => of_parts(&args.a, &b, &mut on_tensor)?,
-        false => verify(&open_with(&args.a, args.hint.into())?, &b, &mut on_tensor)?,
+        false => verify(&noted(&args.a)?, &b, &mut on_tensor)?,
     };
     drop((cooperate, progress));
     if found.compared == 0 && found.equal() {

@@ -270,6 +270,58 @@ fn each_contradiction_of_a_quantised_model_is_told_in_a_sentence() {
     check(GPTQ, &whole, &[&["dequantize"], &["convert", "--to", "native"]]);
 }
 
+/// Who writes or compares hears how a model is read that leaves it open, and what could not be checked.
+#[test]
+fn what_is_guessed_or_not_checked_is_noted_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let model = crate::support::model();
+    let (quantized, native) = (path("quantized"), path("native"));
+    quiet(&["quantize", &model, "-o", &quantized, "--asym", "--to", "gptq"]);
+    let change = |folder: &str, with: &dyn Fn(&mut Value)| {
+        let file = Path::new(folder).join("config.json");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        with(&mut config);
+        std::fs::write(file, config.to_string()).unwrap();
+    };
+    change(&quantized, &|config| drop(config.as_object_mut().unwrap().remove("quantization_config")));
+    let guessed = "says how zero points are stored; read as gptq";
+    for arguments in [
+        vec!["convert", &quantized, "-o", &native, "--to", "native"],
+        vec!["verify", &quantized, &native],
+        vec!["dequantize", &quantized, "-o", &path("dense")],
+        vec!["convert", &quantized, "-o", &path("parts"), "--tp", "2"],
+    ] {
+        let out = output(&arguments);
+        let told = text(&out.stderr);
+        assert!(
+            out.status.success() && told.contains(guessed) && told.contains("and 41 more"),
+            "{arguments:?}: {told}"
+        );
+    }
+    // Parts beside a whole model would not be looked at.
+    let error = fails(2, &["convert", &quantized, "-o", &native, "--tp", "2"]);
+    assert!(error.contains("holds a model"), "{error}");
+    // A config that says too little to know what should be there.
+    let unread = crate::support::copy_of_model(dir.path()).display().to_string();
+    change(&unread, &|config| config["num_hidden_layers"] = json!("6"));
+    let out = output(&["quantize", &unread, "-o", &path("again")]);
+    assert!(text(&out.stderr).contains("was not checked") && text(&out.stderr).contains("num_hidden_layers"));
+    // What Git LFS has not fetched, and a link to nothing.
+    for (name, config) in [("pointer", true), ("link", false)] {
+        let folder = dir.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::copy(Path::new(&native).join("model.safetensors"), folder.join("model.safetensors")).unwrap();
+        let file = folder.join("config.json");
+        match config {
+            true => std::fs::write(file, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n").unwrap(),
+            false => std::os::unix::fs::symlink(folder.join("gone"), file).unwrap(),
+        }
+        let error = fails(3, &["verify", &native, &folder.display().to_string()]);
+        assert!(error.contains(if config { "pointer of Git LFS" } else { "config.json" }), "{error}");
+    }
+}
+
 #[test]
 fn half_a_model_does_not_run_in_silence() {
     let dir = tempfile::tempdir().unwrap();

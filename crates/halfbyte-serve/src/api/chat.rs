@@ -184,7 +184,11 @@ struct Answers {
 
 impl Answers {
     fn head(&self, object: &str, choices: Value) -> Value {
-        json!({"id": self.id, "object": object, "created": self.created, "model": self.served.name, "choices": choices})
+        let mut value = json!({"id": self.id, "object": object, "created": self.created, "model": self.served.name, "choices": choices});
+        if self.include_usage {
+            value["usage"] = Value::Null;
+        }
+        value
     }
 
     /// What of a piece is said, and, at the end, what is called.

@@ -196,6 +196,9 @@ impl Texts {
     fn with(&self, choices: Value) -> Value {
         let mut value = self.head.clone();
         value["choices"] = choices;
+        if self.include_usage {
+            value["usage"] = Value::Null;
+        }
         value
     }
 

@@ -14,15 +14,13 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::record::Record;
 use crate::served::Served;
-use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
-use bytes::Bytes;
 use halfbyte_llm::{Finish, LogProb, LogProbs};
 use http_body_util::{BodyExt, Limited};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// A request that was let in: who asks, and what is noted of it.
 #[derive(Clone, Debug)]
@@ -56,14 +54,6 @@ impl Job {
         let limit = limits.body_bytes;
         let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
         if announced.is_some_and(|bytes| bytes > limit as u64) {
-            // Who waits to be told to go on sends nothing, unless it is read.
-            let waits = parts
-                .headers
-                .get(header::EXPECT)
-                .is_some_and(|what| what.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-            if !waits {
-                discard(body, limit.saturating_mul(4), limits.read).await;
-            }
             return Err(ApiError::too_large(limit));
         }
         let read = tokio::time::timeout(limits.read, Limited::new(body, limit).collect()).await;
@@ -109,21 +99,6 @@ impl Job {
         }
         Ok(())
     }
-}
-
-/// Reads on what is not taken, up to a length and for a while: a client that is still sending when the connection closes sees no answer.
-async fn discard(mut body: Body, bytes: usize, time: Duration) {
-    let read = async {
-        let mut left = bytes;
-        while let Some(Ok(frame)) = body.frame().await {
-            match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
-                Some(rest) => left = rest,
-                None => break,
-            }
-        }
-    };
-    // What comes later is not waited for.
-    let _ = tokio::time::timeout(time, read).await;
 }
 
 /// Runs what computes for long on a thread for such. Error: it panicked.

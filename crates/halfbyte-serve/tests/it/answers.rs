@@ -30,6 +30,7 @@ async fn completions_are_what_the_model_writes_alone() {
     streamed["stream_options"] = json!({"include_usage": true});
     let mut events = server.post("/v1/completions", &streamed).await.events();
     assert_eq!(events.pop().unwrap()["usage"], *usage);
+    assert!(events.iter().all(|event| event.get("usage") == Some(&Value::Null)));
     let mut texts = vec![String::new(); 3];
     let mut finished = 0;
     for event in &events {

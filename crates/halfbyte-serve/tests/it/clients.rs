@@ -110,6 +110,32 @@ async fn bad_requests_are_told_what_is_wrong() {
     server.finish().await;
 }
 
+/// An error that is known before a long body has come is sent when that has come.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_is_still_sending_sees_the_error() {
+    let keys = vec!["the-first-key-of-all".to_owned()];
+    let server = Running::with(Settings { keys, ..Settings::default() }).await;
+    let (right, json) = ("authorization: Bearer the-first-key-of-all\r\n", "content-type: application/json\r\n");
+    for (path, headers, status) in [
+        ("/v1/completions", json.to_owned(), 401),
+        ("/v1/completions", format!("{right}content-type: text/plain\r\n"), 415),
+        ("/v2/anything", format!("{right}{json}"), 404),
+        ("/v1/models", format!("{right}{json}"), 405),
+        ("/v1/completions", format!("{right}{json}"), 400),
+    ] {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: 3000000\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        for _ in 0..30 {
+            stream.write_all(&[b'a'; 100_000]).await.unwrap();
+        }
+        let mut answer = [0; 12];
+        let read = tokio::time::timeout(Duration::from_secs(10), stream.read_exact(&mut answer)).await.unwrap();
+        assert!(read.is_ok() && answer == *format!("HTTP/1.1 {status}").as_bytes(), "{path} {status}");
+    }
+    server.finish().await;
+}
+
 /// The status and text of what comes for a head, long before the time for a body is over.
 async fn raw(server: &Running, head: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(server.address).await.unwrap();
