@@ -225,6 +225,12 @@ pub struct DecodeState {
 /// A longer run of replacement characters is no unfinished character but text that will never be valid.
 const LONGEST_HELD: usize = 16;
 
+/// Of such a run the last ones may be a character yet: its bytes but the last.
+const UNFINISHED: usize = 3;
+
+/// Ids that are kept of such a run: more bytes than those of an unfinished character.
+const KEPT_OF_RUN: usize = 16;
+
 impl DecodeStream<'_> {
     /// Takes an id; gives the text that is now certain, perhaps none. Error: as [`Tokenizer::decode`].
     pub fn push(&mut self, id: u32) -> Result<String> {
@@ -255,6 +261,21 @@ impl DecodeState {
             let new = new.to_owned();
             self.shown.push_str(&new);
             return Ok(new);
+        }
+        if held > LONGEST_HELD {
+            let given = |text: &str| -> Option<String> {
+                let end = text.len().checked_sub(UNFINISHED * char::REPLACEMENT_CHARACTER.len_utf8())?;
+                let (before, behind) = text.split_at_checked(end)?;
+                behind.chars().all(|c| c == char::REPLACEMENT_CHARACTER).then(|| before.to_owned())
+            };
+            let kept = self.ids.len().saturating_sub(KEPT_OF_RUN);
+            let of_kept = tokenizer.decode_as(&self.ids[kept..], self.special)?;
+            if let (Some(text), Some(shown)) = (given(&text), given(&of_kept)) {
+                let new = unshown(&text, &self.shown);
+                self.ids.drain(..kept);
+                (self.settled, self.shown) = (0, shown);
+                return Ok(new);
+            }
         }
         let new = unshown(&text, &self.shown);
         self.ids.drain(..self.settled);
@@ -392,6 +413,25 @@ mod tests {
             }
         }
         assert_eq!(tokenizer.decode(&[2, 1, 3]).unwrap(), "a b");
+    }
+
+    /// Bytes that are no characters, whole ones and such in pieces, in runs of any length: the stream says what the whole does.
+    #[test]
+    fn streams_of_bytes_that_are_no_characters_are_the_whole_text() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+        let tokenizer = Tokenizer::from_folder(&folder).unwrap();
+        let mut state = 5;
+        for case in 0..400 {
+            // Single bytes of UTF-8, the beginnings and the rest of long characters among them, and a word.
+            let mut draw = |n: u64| splitmix64(&mut state) % n;
+            let lengths = 1 + draw(90);
+            let odd = [173, 254, 247, 223, 130, 188];
+            let ids: Vec<u32> = (0..lengths).map(|_| if draw(30) == 0 { 300 } else { odd[draw(6) as usize] }).collect();
+            let mut stream = tokenizer.stream();
+            let mut text: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+            text += &stream.finish().unwrap();
+            assert_eq!(text, tokenizer.decode(&ids).unwrap(), "{case}: {ids:?}");
+        }
     }
 
     #[test]
