@@ -360,30 +360,29 @@ pub fn open_complete(path: &Path, hint: Hint, app: &App) -> Result<Weights> {
     let weights = open_with(path, hint)?;
     app.findings(&weights.findings());
     app.findings(&weights.findings_of_modules());
-    let config = Config::from_weights(&weights);
-    if let Err(why) = &config {
-        app.findings(&weights.irregular_blocks());
-        if matches!(why, halfbyte_llm::Error::Config { field, .. } if field != "architectures") {
-            app.note(&format!("note: whether all tensors are there was not checked: {why}"));
+    let config = match Config::from_weights(&weights) {
+        Ok(config) => config,
+        Err(why) => {
+            app.findings(&weights.irregular_blocks());
+            if matches!(&why, halfbyte_llm::Error::Config { field, .. } if field != "architectures") {
+                app.note(&format!("note: whether all tensors are there was not checked: {why}"));
+            }
+            return Ok(weights);
         }
-    }
-    if let Ok(config) = config {
-        let found = contradictions(&config, &weights);
-        let findings: Vec<String> = found.missing.iter().chain(&found.uncounted).map(Finding::to_string).collect();
-        if let Some(first) = findings.first() {
-            let more = match findings.len() - 1 {
-                0 => String::new(),
-                more => format!("; and {more} more"),
-            };
-            return Err(Failure::new(
-                Exit::Input,
-                format!("{} is incomplete", path.display()),
-                format!("{first}{more}"),
-                "`halfbyte inspect MODEL` lists all that is missing; download it again, or put its config right",
-            ));
-        }
-    }
-    Ok(weights)
+    };
+    let found = contradictions(&config, &weights);
+    let findings: Vec<String> = found.missing.iter().chain(&found.uncounted).map(Finding::to_string).collect();
+    let Some(first) = findings.first() else { return Ok(weights) };
+    let more = match findings.len() - 1 {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    Err(Failure::new(
+        Exit::Input,
+        format!("{} is incomplete", path.display()),
+        format!("{first}{more}"),
+        "`halfbyte inspect MODEL` lists all that is missing; download it again, or put its config right",
+    ))
 }
 
 /// Of a folder with the parts of ranks the one of this process.

@@ -48,8 +48,8 @@ impl<'a> RankFolders<'a> {
     /// Begins to write the parts of a model for so many ranks into a folder; what a killed process has left there is
     /// put in order first.
     ///
-    /// *Errors:* a folder that is a model itself; a folder of a rank that holds something and may not be replaced, or more than a model, that is the
-    /// source, a link or a mount point; one of further ranks that is no part; another process that writes there; a
+    /// *Errors:* a folder that is a model itself; a folder of a rank that holds something and may not be replaced, or
+    /// more than a model, that is the source, a link or a mount point; one of further ranks that is no part; another process that writes there; a
     /// source that is a part; the system's refusal. Nothing is touched then.
     pub fn create(source: &'a Weights, target: &Path, ranks: usize, overwrite: bool) -> Result<Self> {
         refuse_part("cut a model for ranks", source)?;

@@ -247,3 +247,16 @@ fn a_closed_pipe_is_no_failure() {
         assert_eq!((out.status.code(), text(&out.stderr).as_str()), (Some(0), ""), "{args:?}");
     }
 }
+
+#[test]
+#[cfg(unix)]
+fn words_that_are_no_text_are_wrong_usage_like_others() {
+    use std::os::unix::ffi::OsStrExt;
+    let odd = std::ffi::OsStr::from_bytes(b"folder\xff");
+    for (verb, more) in [("inspect", "--no-such-option"), ("run", "--no-such-option")] {
+        let out = halfbyte(&[verb]).arg(odd).arg(more).output().unwrap();
+        let error = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{error}");
+        assert!(error.starts_with("error: wrong usage"), "{error}");
+    }
+}

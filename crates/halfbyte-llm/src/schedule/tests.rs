@@ -431,6 +431,8 @@ fn a_text_that_comes_as_the_last_queue_goes_is_written() {
         }
     };
     scheduler.run_and_tell(&mut submit).unwrap();
+    // A text that is left behind would be told.
+    drop(scheduler);
     let mut handle = handle.unwrap();
     assert_eq!((handle.rest().unwrap().len(), handle.finish()), (3, Some(Finish::Length)));
 }
