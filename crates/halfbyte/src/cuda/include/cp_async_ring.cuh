@@ -75,18 +75,19 @@ struct Feed {
   const u8* source;
   u32 step;
   int strips, half;
+  u32 columns;
   RowsOfX rows;
   __device__ __forceinline__ void start(const Given& g) {
     strips = half = 0;
     Schedule sc;
-    if (!Schedule::piece(g, piece++, sc)) {
+    if (!Schedule::piece(g, columns, piece++, sc)) {
       k = 0;
       kend = 1 << 30;
       return rows.end();
     }
     k = sc.k;
     kend = sc.kend;
-    const Place at = place(g, sc.tile);
+    const Place at = place(g, columns, sc.tile);
     const int all = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
     const int in = all - 4 * super < 4 ? all - 4 * super : 4;
     strips = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
@@ -194,14 +195,15 @@ struct Ring {
     x = base;
     w = base + STAGES * STAGE_X;
     feed.piece = 0;
-    if constexpr (GROUPED) dependency_wait();  // for the list of columns
+    wait_for_columns(g);
+    feed.columns = columns_of(g);
     feed.start(g);
 #if __CUDA_ARCH__ >= 900
     // W depends on no kernel before this one: it is copied while they end.
     const Feed first = feed;
 #pragma unroll 1
     for (free = 0; free < STAGES - 1; free++, feed.next(g)) copy_all_w();
-    if constexpr (!GROUPED) dependency_wait();
+    dependency_wait();
     feed = first;
 #pragma unroll 1
     for (free = 0; free < STAGES - 1; free++) {

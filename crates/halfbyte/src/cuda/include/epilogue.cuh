@@ -176,7 +176,7 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, const Pl
 DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Given& g, const Schedule& sc, int wg, int t, u32 flag) {
   constexpr bool HOLD = NT * STRIPS <= 64;  // few enough registers to keep the own part
   constexpr int PART = SET_WARPS * STRIPS * 4 * NT;  // float4 a block
-  const Cuts cuts = cuts_of(g);
+  const Cuts cuts = cuts_of(g, sc.columns);
   const int ct = sc.tile - cuts.first, b0 = Schedule::owner(cuts, ct * g.steps),
             b1 = Schedule::owner(cuts, ct * g.steps + g.steps - 1), others = b1 - b0;
   u32* counter = g.counters + ct * (SET_WARPS / 4) + wg;

@@ -22,8 +22,14 @@ struct GroupedOperands {
   const u64* biases;  // those of their biases, or null
   const Column* list;
   const u32* count;  // of the list
+  u32 listed;  // the list was complete before the kernel ahead of this one let it begin
+  u32 padding;  // of this struct
 };
 
+// Before the list is read.
+DEV void wait_for_list(const GroupedOperands& g) {
+  if (!g.listed) dependency_wait();
+}
 DEV u32 columns_of(const GroupedOperands& g) {
   u32 v;
   asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(g.count));

@@ -4,13 +4,20 @@
 #pragma once
 #include "weight_atom.cuh"
 
+// Columns of tiles; of several weights they are read, once.
+DEV u32 columns_of(const Arguments& g) { return g.columns; }
+[[maybe_unused]] DEV u32 columns_of(const GroupedArguments& g) { return columns_of(g.grouped); }
+// Before anything that depends on columns.
+DEV void wait_for_columns(const Arguments&) {}
+[[maybe_unused]] DEV void wait_for_columns(const GroupedArguments& g) { wait_for_list(g.grouped); }
+
 // The numbers of a schedule; with several weights they follow from the columns that there are.
 struct Cuts {
   int waves, first, units, sharers;
 };
-DEV Cuts cuts_of(const Arguments& g) { return {g.waves, g.first, g.units, g.sharers}; }
-[[maybe_unused]] DEV Cuts cuts_of(const GroupedArguments& g) {
-  const int tiles = columns_of(g.grouped) * g.rows, waves = tiles / g.workers, first = waves * g.workers,
+DEV Cuts cuts_of(const Arguments& g, u32) { return {g.waves, g.first, g.units, g.sharers}; }
+[[maybe_unused]] DEV Cuts cuts_of(const GroupedArguments& g, u32 columns) {
+  const int tiles = columns * g.rows, waves = tiles / g.workers, first = waves * g.workers,
             units = (tiles - first) * g.steps;
   return {waves, first, units, units < g.workers ? units : g.workers};
 }
@@ -19,15 +26,17 @@ DEV Cuts cuts_of(const Arguments& g) { return {g.waves, g.first, g.units, g.shar
 struct Schedule {
   int wave, u, end;  // next round of whole tiles; next unit of the cut tiles, and the end of this worker's
   int tile, k, kend;  // the current piece: atoms [k, kend) of `tile`
+  u32 columns;
   DEV int worker() { return blockIdx.x / SPLIT; }
   // First unit of worker i.
   DEV int cut(const Cuts& c, int i) { return (int)((u32)i * (u32)c.units / (u32)c.sharers); }
   // Worker of unit v.
   DEV int owner(const Cuts& c, int v) { return (int)(((u32)(v + 1) * (u32)c.sharers - 1) / (u32)c.units); }
-  DEV Schedule make(const Given& g) {
-    const Cuts c = cuts_of(g);
+  DEV Schedule make(const Given& g) { return make(g, columns_of(g)); }
+  DEV Schedule make(const Given& g, u32 columns) {
+    const Cuts c = cuts_of(g, columns);
     const bool shares = SPLIT == 1 && worker() < c.sharers;
-    return {0, shares ? cut(c, worker()) : 0, shares ? cut(c, worker() + 1) : 0, 0, 0, 0};
+    return {0, shares ? cut(c, worker()) : 0, shares ? cut(c, worker() + 1) : 0, 0, 0, 0, columns};
   }
   // Units of this worker in cut tiles, from the current piece on.
   __device__ __forceinline__ int units(const Given& g) const { return SPLIT > 1 ? kend - k : end - u + kend - k; }
@@ -42,7 +51,7 @@ struct Schedule {
       kend = (rank + 1) * g.steps / SPLIT;
       return true;
     }
-    const Cuts c = cuts_of(g);
+    const Cuts c = cuts_of(g, columns);
     if (wave < c.waves) {
       tile = wave++ * g.workers + worker();
       k = 0;
@@ -58,9 +67,9 @@ struct Schedule {
     return true;
   }
   // Piece i of this worker, of those that next() passes; false if there are not so many.
-  DEV bool piece(const Given& g, int i, Schedule& s) {
-    s = make(g);
-    const int waves = cuts_of(g).waves;
+  DEV bool piece(const Given& g, u32 columns, int i, Schedule& s) {
+    s = make(g, columns);
+    const int waves = cuts_of(g, columns).waves;
     s.wave = i < waves ? i : waves;
     if (i > waves) s.u = (s.u / g.steps + (i - waves)) * g.steps;  // all but the first begin with their tile
     return s.next(g);
@@ -86,12 +95,12 @@ struct Place {
   // first of them is.
   int before, last, unit;
 };
-DEV Place place(const Arguments& g, int tile) {
+DEV Place place(const Arguments& g, u32, int tile) {
   const Cell at = cell(g.rows, g.columns, tile);
   return {at.row, at.column * NT, at.column * NT, g.m, 0, 0, g.n, g.n};
 }
-[[maybe_unused]] DEV Place place(const GroupedArguments& g, int tile) {
-  const Cell at = cell(g.rows, columns_of(g.grouped), tile);
+[[maybe_unused]] DEV Place place(const GroupedArguments& g, u32 columns, int tile) {
+  const Cell at = cell(g.rows, columns, tile);
   const Column c = column_of(g.grouped, at.column);
   return {at.row, (int)c.x, (int)c.row, (int)c.end, (int)c.weight, 0, g.n, g.n};
 }

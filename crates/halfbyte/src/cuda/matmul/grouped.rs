@@ -48,6 +48,8 @@ parameters! {
         biases: u64,
         list: u64,
         count: u64,
+        listed: u32,
+        padding: u32,
     }
 }
 
@@ -89,6 +91,9 @@ pub struct GroupedCall<'a> {
     pub list: View<'a, u32>,
     /// How many of them there are, one number.
     pub count: View<'a, u32>,
+    /// Another kernel follows the one that leaves the list, and waits for it before it lets the next begin: weights are then read
+    /// while what is before this launch ends.
+    pub listed: bool,
     /// Rows of a tile, as [`Grouped::tile`] gives it.
     pub tile: usize,
     /// Activations `[rows, k]`.
@@ -434,7 +439,7 @@ impl<T: Gemm + Debug> Product for Of<T> {
 
     fn run(&self, gpu: &Gpu, stream: &Stream, call: GroupedCall<'_>, workspace: &mut Workspace) -> Result<()> {
         let (caps, [_, k]) = (gpu.caps(), self.shape);
-        let GroupedCall { list, count, tile, x, y } = call;
+        let GroupedCall { list, count, listed, tile, x, y } = call;
         let rows = x.len() / k;
         let problem = Problem { m: rows, ..self.problem };
         let room = self.room(&caps, tile, rows);
@@ -470,6 +475,8 @@ impl<T: Gemm + Debug> Product for Of<T> {
             biases: self.biases.as_ref().map_or(0, Buffer::pointer),
             list: list.pointer(),
             count: count.pointer(),
+            listed: listed.into(),
+            padding: 0,
         };
         prepared.function.launch_typed(stream, &prepared.launch, &T::Grouped::from((product, grouped)), &prepared.maps)
     }

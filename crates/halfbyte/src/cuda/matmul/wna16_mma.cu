@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_mma(const __
   const Warp own = Warp::make(r, wg, warp4, lane);
   Schedule sc = Schedule::make(g);
   while (sc.next(g)) {
-    const Place at = place(g, sc.tile);
+    const Place at = place(g, sc.columns, sc.tile);
     const int strip = at.row * TILE_STRIPS + wg * STRIPS, n0 = strip * 64 + warp4 * 16;
     Zeros row_zeros[STRIPS];
 #pragma unroll

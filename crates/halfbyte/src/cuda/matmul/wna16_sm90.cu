@@ -31,7 +31,7 @@ struct Copies {
 struct Feed : Copies, RowsOfX {
   __device__ __forceinline__ bool start(const Given& g) {
     if (!sc.next(g)) return false;
-    const Place at = place(g, sc.tile);
+    const Place at = place(g, sc.columns, sc.tile);
     const int strips = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
     const int in = strips - 4 * super < 4 ? strips - 4 * super : 4,
               here = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
@@ -60,13 +60,13 @@ DEV void load_x(const Given& g, const Feed& f, const TensorMap* map, const Rings
 DEV void produce(const Given& g, const TensorMap* map, const Rings& r, bool of_x) {
   const u64 policy = g.columns == 1 ? policy_evict_first() : policy_evict_normal();
   Feed f;
-  if constexpr (GROUPED) dependency_wait();  // for the list of columns
+  wait_for_columns(g);
   f.sc = Schedule::make(g);
   bool more = f.start(g);
   if constexpr (TRIGGER == 0) launch_dependents();
   if constexpr (JOINT) {
     const u32 x_bytes = 2 * g.box_bytes;
-    int left = cuts_of(g).waves * g.steps + f.sc.units(g),
+    int left = cuts_of(g, f.sc.columns).waves * g.steps + f.sc.units(g),
         n = 0;  // units still to copy; units copied before the wait
 #pragma unroll 1
     for (; more && n < STAGES_W; n++, left--, more = f.next(g)) load_w(f, r, n, x_bytes, policy);
@@ -79,7 +79,7 @@ DEV void produce(const Given& g, const TensorMap* map, const Rings& r, bool of_x
       for (int i = 0; some && i < PREFETCH; i++, some = x.next(g)) prefetch_bulk(x.source, x.bytes);
     }
     dependency_wait();
-    x.sc = Schedule::make(g);
+    x.sc = Schedule::make(g, f.sc.columns);
     x.start(g);
 #pragma unroll 1
     for (int i = 0; i < n; i++, x.next(g)) load_x(g, x, map, r, i, 0);
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (role < (JOINT ? 1 : 2) && lane == 0) produce(g, &x_map, r, role == 1);
     if constexpr (FOLDED && SUMMING_WARP)
       if (role == 1) {
-        if constexpr (GROUPED) dependency_wait();
+        wait_for_columns(g);
         Schedule sc = Schedule::make(g);
         int units = 0;
         while (sc.next(g)) units += sc.kend - sc.k;
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     int position = 0;  // in the sequence of the block's units, of which each set takes its own
     Schedule sc = Schedule::make(g);
     while (sc.next(g)) {
-      const Place at = place(g, sc.tile);
+      const Place at = place(g, sc.columns, sc.tile);
       const int strip = at.row * TILE_STRIPS + c.wg * STRIPS, n0 = strip * 64 + c.warp * 16;
       Zeros row_zeros[STRIPS];
 #pragma unroll

@@ -145,7 +145,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
     }
   }
   if constexpr (SUM_GROUP == 0) {
-    const Place at = place(g, sc.tile);
+    const Place at = place(g, sc.columns, sc.tile);
     const int strip = at.row * TILE_STRIPS + (warp_of_block >> 2) * STRIPS,
               of_piece = min((sc.kend - sc.k) * 128, g.k - sc.k * 128);
 #pragma unroll
@@ -172,14 +172,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_mma(const __g
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
             lane = threadIdx.x & 31;  // the shuffle tells the compiler: uniform
   const Warp own = Warp::make(r, warp >> 2, warp & 3, lane);
+  const u32 columns = columns_of(g);
   Schedule sc;
 #pragma unroll 1
-  for (int piece = 0; Schedule::piece(g, piece, sc); piece++) {
+  for (int piece = 0; Schedule::piece(g, columns, piece, sc); piece++) {
     float sum[STRIPS][NT / 2];
     multiply(r, g, own, sum, sc, warp, lane);
-    Schedule::piece(g, anew(piece), sc);
+    Schedule::piece(g, columns, anew(piece), sc);
     const int t = anew(threadIdx.x), wg = __shfl_sync(0xffffffffu, t >> 7, 0);
-    const Place at = place(g, sc.tile);
+    const Place at = place(g, sc.columns, sc.tile);
     const int n0 = (at.row * TILE_STRIPS + wg * STRIPS) * 64 + (t >> 5 & 3) * 16;
     const bool whole = sc.k == 0 && sc.kend == g.steps;
     if (whole || join_parts(sum, g, sc, wg, t & 127, base + FLAGS))

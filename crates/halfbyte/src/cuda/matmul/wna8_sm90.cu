@@ -31,7 +31,7 @@ struct Copies {
 struct Feed : Copies, RowsOfX {
   __device__ __forceinline__ bool start(const Given& g) {
     if (!sc.next(g)) return false;
-    const Place at = place(g, sc.tile);
+    const Place at = place(g, sc.columns, sc.tile);
     const int strips = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
     const int in = strips - 4 * super < 4 ? strips - 4 * super : 4,
               here = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
@@ -61,11 +61,11 @@ DEV void load_x(const Given& g, const Feed& f, const RowsOfX::Maps& maps, const 
 DEV void produce(const Given& g, const RowsOfX::Maps& maps, const Rings& r) {
   const u64 policy = g.columns == 1 ? policy_evict_first() : policy_evict_normal(), keep = policy_evict_normal();
   Feed f;
-  if constexpr (GROUPED) dependency_wait();  // for the list of columns
+  wait_for_columns(g);
   f.sc = Schedule::make(g);
   bool more = f.start(g);
   if constexpr (TRIGGER == 0) launch_dependents();
-  int left = cuts_of(g).waves * g.steps + f.sc.units(g),
+  int left = cuts_of(g, f.sc.columns).waves * g.steps + f.sc.units(g),
       n = 0;  // units still to copy; units copied before the wait
 #pragma unroll 1
   for (; more && n < STAGES; n++, left--, more = f.next(g)) load_w(g, f, r, n, policy);
@@ -78,7 +78,7 @@ DEV void produce(const Given& g, const RowsOfX::Maps& maps, const Rings& r) {
   }
   dependency_wait();
   Feed x;
-  x.sc = Schedule::make(g);
+  x.sc = Schedule::make(g, f.sc.columns);
   x.start(g);
 #pragma unroll 1
   for (int i = 0; i < n; i++, x.next(g)) load_x(g, x, maps, r, i, keep);
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Consumer c{r, warp >> 2, warp & 3, lane, {}, 0};
     Schedule sc = Schedule::make(g);
     while (sc.next(g)) {
-      const Place at = place(g, sc.tile);
+      const Place at = place(g, sc.columns, sc.tile);
       const int strip = at.row * TILE_STRIPS + c.wg * STRIPS;
       [[maybe_unused]] const int n0 = strip * 64 + c.warp * 16;
       int strips[STRIPS];  // the last tile may have fewer
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const bool whole = sc.k == 0 && sc.kend == g.steps;
         if (whole || join_parts(sum, g, sc, c.wg, threadIdx.x & 127, r.flag)) {
           if constexpr (NT == 256 || GROUPED) {
-            const Place to = place(g, anew(sc.tile));
+            const Place to = place(g, sc.columns, anew(sc.tile));
             const int row = (to.row * TILE_STRIPS + c.wg * STRIPS) * 64 + c.warp * 16;
             store_tile(sum, g, to, row, r.x + STAGING, c.wg, threadIdx.x & 127);
           } else {

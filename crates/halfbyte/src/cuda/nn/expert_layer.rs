@@ -17,12 +17,12 @@ use crate::tensor::Float;
 
 const OP: &str = "experts";
 
-/// Choices, rows times experts of a row, up to which each may read its expert's weights for itself.
-const FEW_CHOICES: usize = 16;
-
-/// Weights that choices read for themselves may be so many times those that all experts have which are chosen: then fewer launches
-/// take longer than what is read twice.
-const READ_TWICE: f64 = 1.25;
+/// Choices read their experts' weights for themselves while these are so many times those of the distinct experts at most, what they
+/// read twice takes so many seconds at most, and each row has so many multiprocessors at least: then grouped products, of which there
+/// are more launches, take longer (`docs/decisions/0020-experts.md`).
+const READ_TWICE: f64 = 1.2;
+const LAUNCHES_SAVED: f64 = 15e-6;
+const LEAST_MULTIPROCESSORS: usize = 8;
 
 /// Rows of the smallest tile that a grouped product has.
 const LEAST_TILE: usize = 8;
@@ -34,6 +34,8 @@ pub struct ExpertLayer {
     few: Option<ExpertsGemv>,
     many: [Grouped; 2],
     experts: usize,
+    /// What the weights of one take to come from memory.
+    seconds_of_expert: f64,
     top_k: usize,
     x: Float,
     /// Rows of tiles, if not those that are chosen: then grouped products multiply every number of rows.
@@ -85,7 +87,8 @@ impl ExpertLayer {
             return refuse("takes weights down that read what those up leave");
         }
         let few = ExpertsGemv::new(gpu, stream, [up, down], top_k, x)?.ok();
-        Ok(Ok(Self { few, many: [of_up, of_down], experts: up.len(), top_k, x, tiles: None }))
+        let seconds_of_expert = gpu.caps().seconds_of_memory(up[0].0.bytes() + down[0].0.bytes());
+        Ok(Ok(Self { few, many: [of_up, of_down], experts: up.len(), seconds_of_expert, top_k, x, tiles: None }))
     }
 
     /// Multiplies every number of rows by grouped products, in tiles of so many rows: for measuring which are best. Error: there are no
@@ -105,14 +108,13 @@ impl ExpertLayer {
 
     /// What computes a number of rows, if each choice reads its expert's weights for itself.
     fn few(&self, rows: usize) -> Option<&ExpertsGemv> {
-        let (chosen, experts) = (rows * self.top_k, self.experts as f64);
+        let few = self.few.as_ref().filter(|_| self.tiles.is_none())?;
+        let (chosen, experts) = ((rows * self.top_k) as f64, self.experts as f64);
         let distinct = experts * (1.0 - (1.0 - self.top_k as f64 / experts).powi(rows as i32));
-        self.few.as_ref().filter(|few| {
-            rows <= few.most_rows()
-                && self.tiles.is_none()
-                && chosen <= FEW_CHOICES
-                && chosen as f64 <= READ_TWICE * distinct
-        })
+        let serves = rows <= (few.most_rows() / LEAST_MULTIPROCESSORS).max(1)
+            && chosen <= READ_TWICE * distinct
+            && (chosen - distinct) * self.seconds_of_expert <= LAUNCHES_SAVED;
+        serves.then_some(few)
     }
 
     /// How rows are dealt out.
@@ -165,7 +167,7 @@ impl ExpertLayer {
         let [choices, experts] =
             [most(&|layer| rows * layer.top_k), most(&|layer| layer.experts)].map(|v| v.unwrap_or(0));
         let align = most(&|layer| layer.deal(gpu, rows).align).unwrap_or(1);
-        let mut counters = gpu.context().allocate(ExpertsGemv::counters(FEW_CHOICES))?;
+        let mut counters = gpu.context().allocate(ExpertsGemv::counters(rows))?;
         cuda.stream().fill(counters.view_mut(), 0)?;
         Ok(ExpertRoom {
             assignment: Assignment::allocate(gpu, choices, experts, align, [LEAST_TILE; 2])?,
@@ -212,13 +214,16 @@ impl ExpertLayer {
             gather(gpu, stream, x, k, assignment.rows(), gathered.view_mut(0..places * k))?;
         }
         let [up, down] = &self.many;
+        // `gather` is between.
+        let listed = !deal.direct;
         let (list, count) = assignment.list(0);
         let rows = if deal.direct { x } else { gathered.view(0..places * k) };
         let y = inner.view_mut(0..places * width);
-        up.forward(cuda, GroupedCall { list, count, tile: deal.tiles[0], x: rows, y })?;
+        up.forward(cuda, GroupedCall { list, count, listed, tile: deal.tiles[0], x: rows, y })?;
         let (list, count) = assignment.list(1);
         let y = left.view_mut().slice(0..places * k).into();
-        down.forward(cuda, GroupedCall { list, count, tile: deal.tiles[1], x: inner.view(0..places * width), y })?;
+        let x = inner.view(0..places * width);
+        down.forward(cuda, GroupedCall { list, count, listed, tile: deal.tiles[1], x, y })?;
         let left = left.view().slice(0..places * k);
         combine_experts(gpu, stream, left, k, (assignment.places(), shares), out)
     }

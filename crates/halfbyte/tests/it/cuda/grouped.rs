@@ -142,7 +142,8 @@ fn multiplied(bench: &Bench<'_>, product: &Grouped, dealt: &Dealt, (x, x_type): 
     let mut y = bench.floats(&vec![1e4; outputs], y);
     let (list, count) = dealt.assignment.list(0);
     let mut once = || {
-        let call = GroupedCall { list, count, tile, x: gathered.view(0..of_places.len()), y: y.view_mut(0..outputs) };
+        let (x, to) = (gathered.view(0..of_places.len()), y.view_mut(0..outputs));
+        let call = GroupedCall { list, count, listed: false, tile, x, y: to };
         product.run(bench.gpu, &bench.stream, call, &mut workspace).unwrap();
         bench.widened(y.view(0..outputs))
     };

@@ -142,7 +142,7 @@ fn rows_go_through_the_experts_that_they_chose() {
             let (format, dtype) = (parse(name), half_of(&gpu, [Float::F16, Float::BF16][case / 9 % 2]));
             let group = format.weight.group.len(128).max(8);
             let [hidden, width] = [(); 2].map(|()| group * (2 + random.below([4, 20][case % 2] * 128 / group)));
-            let (count, rows) = (1 + random.below(6), 1 + random.below(4));
+            let (count, rows) = (1 + random.below(6), 1 + random.below([4, 17][case / 2 % 2]));
             let top_k = 1 + random.below(count.min(4));
             let weight = halfbyte::WeightFormat { scale: dtype, ..format.weight };
             let mut draw = |shape| {

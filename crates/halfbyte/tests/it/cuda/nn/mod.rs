@@ -3,6 +3,7 @@
 mod attention;
 mod collectives;
 mod dense;
+mod expert_layer;
 pub(super) mod experts;
 mod logits;
 mod persistent_decode;
