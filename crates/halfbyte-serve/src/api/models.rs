@@ -4,7 +4,9 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::served::Served;
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::http::Uri;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -25,7 +27,13 @@ pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"object": "list", "data": models}))
 }
 
-/// One of them.
-pub async fn one(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+/// One of them. A name that is no UTF-8 is looked for as it was sent: no model has it.
+pub async fn one(
+    State(app): State<Arc<App>>,
+    name: Result<Path<String>, PathRejection>,
+    uri: Uri,
+) -> Result<Json<Value>, ApiError> {
+    let sent = || uri.path().trim_start_matches("/v1/models/").to_owned();
+    let name = name.map_or_else(|_| sent(), |Path(name)| name);
     Ok(Json(model(&*app.model(Some(&name))?)))
 }

@@ -102,6 +102,7 @@ async fn bad_requests_are_told_what_is_wrong() {
         ("POST", "/v1/models", 405),
         ("GET", "/v2/anything", 404),
         ("GET", "/v1/models/other", 404),
+        ("GET", "/v1/models/%ff", 404),
         ("GET", "/../../etc/passwd", 404),
         ("GET", "/page.html", 404),
     ] {

@@ -82,8 +82,8 @@ struct ImageRows {
 DEV int steps_of_w(const Given& g) { return g.steps_of_w; }
 
 // A tile has outputs of one group of the convolution.
-DEV Place place(const ImageArguments& g, int tile) {
-  Place at = place(static_cast<const Arguments&>(g), tile);
+DEV Place place(const ImageArguments& g, u32 columns, int tile) {
+  Place at = place(static_cast<const Arguments&>(g), columns, tile);
   const int group = at.row * TILE_STRIPS / g.strips;
   at.before = group * (g.strips * 64 - g.outputs);
   at.last = (group + 1) * g.outputs;

@@ -36,6 +36,7 @@ struct Params {
 
 constexpr u32 WARPS = 16, MOST_CHOICES = 16;  // of a block, of a row
 constexpr int AT_ONCE = HB_AT_ONCE;  // units on their way, of each warp
+constexpr u32 TOGETHER = 4;  // items that end together: shares of one are not even, those of some are more so
 // Blocks of 16 rows of an item: what x is loaded for at once. Of down fewer, where that gives more blocks something to
 // do; chosen before it is compiled, since a kernel with both was slower.
 constexpr int OF_UP = 8 / FIELD, OF_DOWN = HB_OF_DOWN;
@@ -111,7 +112,7 @@ struct Chosen {
 };
 
 struct Shared {
-  float sums[2][WARPS][16 * OF_UP];
+  float sums[2 * TOGETHER][WARPS][16 * OF_UP];
   Chosen chosen[MOST_CHOICES];
 };
 
@@ -176,17 +177,22 @@ template <bool DOWN, int BLOCKS_OF_16> struct Phase {
     return w.unit != w.end;
   }
 
-  // Adds up what the warps have of an item.
+  // Keeps what this warp has of an item, the block's number `turn`; of the last of several that end together warps wait
+  // for each other, and each of some adds up an item.
   __device__ __forceinline__ void finish(const Walk& at, u32 turn, float (&sum)[BLOCKS_OF_16][2]) const {
-    float (&sums)[WARPS][16 * OF_UP] = shared.sums[turn % 2];
+    float (&own)[16 * OF_UP] = shared.sums[turn % (2 * TOGETHER)][at.part];
 #pragma unroll
     for (int r = 0; r < BLOCKS_OF_16; r++) {
-      if (lane % 4 == 0) sums[at.part][16 * r + lane / 4] = sum[r][0], sums[at.part][16 * r + 8 + lane / 4] = sum[r][1];
+      if (lane % 4 == 0) own[16 * r + lane / 4] = sum[r][0], own[16 * r + 8 + lane / 4] = sum[r][1];
       sum[r][0] = sum[r][1] = 0;
     }
+    if (turn % TOGETHER != TOGETHER - 1 && at.item + gridDim.x < items) return;
     __syncthreads();
-    if (turn % WARPS != warp) return;
-    const u32 i = lane % ROWS, output = at.rows * ROWS + i, first = DOWN ? 0 : at.of;
+    const u32 behind = (turn - warp) % WARPS;  // turns since that of which this warp adds up the parts
+    if (behind > turn % TOGETHER) return;
+    const u32 item = at.item - behind * gridDim.x, of = DOWN ? 0 : item / row_blocks, rows = item - of * row_blocks;
+    const float (&sums)[WARPS][16 * OF_UP] = shared.sums[(turn - behind) % (2 * TOGETHER)];
+    const u32 i = lane % ROWS, output = rows * ROWS + i, first = of;
     const bool there = output < (DOWN ? p.hidden : 2 * p.width);
     float total = 0;
     for (u32 j = first; j < (DOWN ? p.top_k : first + 1); j++)
@@ -198,7 +204,7 @@ template <bool DOWN, int BLOCKS_OF_16> struct Phase {
       if (lane < ROWS && there) p.y[u64(row) * p.hidden + output] = total;
     } else {
       const float v = gated(total, __shfl_down_sync(0xffffffff, total, 8));
-      const u64 to = (u64(row) * p.top_k + first) * p.width + at.rows * (ROWS / 2) + i / 16 * 8 + i % 8;
+      const u64 to = (u64(row) * p.top_k + first) * p.width + rows * (ROWS / 2) + i / 16 * 8 + i % 8;
       if (lane < ROWS && i % 16 < 8 && there) p.inner[to] = BF16 ? bfloat_of_float(v) : half_of_float(v);
     }
   }

@@ -25,7 +25,7 @@ const MOST_CHOICES: usize = 16;
 const COUNTERS: usize = 2;
 
 /// Bytes of shared memory that are not dynamic, with what each block takes besides.
-const STATIC_BYTES: usize = 5 << 10;
+const STATIC_BYTES: usize = 18 << 10;
 
 parameters! {
     /// As in the source.
