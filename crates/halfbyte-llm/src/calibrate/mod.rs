@@ -59,7 +59,7 @@ use work::WorkFolder;
 const OP: &str = "calibration";
 
 /// Version of the work folder's form.
-const WORK_VERSION: u32 = 3;
+const WORK_VERSION: u32 = 4;
 
 /// A model to be quantised.
 pub struct Job<'a> {

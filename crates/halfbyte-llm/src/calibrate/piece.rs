@@ -10,10 +10,11 @@ use crate::arch::spec::{Fold, LinearGroup};
 use crate::device::cpu::Projection;
 use crate::error::{Error, Result};
 use crate::load::{LoadOptions, Loader};
+use crate::shard::{self, Shard};
 use halfbyte::cpu::Cpu;
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::{Act, Floats, FloatsMut, QTensor, WeightFormat};
-use halfbyte_checkpoint::{FloatData, StoredLinear, StoredWeight, Weights};
+use halfbyte_checkpoint::{Cut, FloatData, StoredLinear, StoredWeight, Weights};
 use std::borrow::Cow;
 use std::ops::{ControlFlow, Range};
 
@@ -41,6 +42,8 @@ pub(super) struct Piece<'a> {
     source: &'a Weights,
     cpu: &'a Cpu,
     pub groups: Vec<LinearGroup>,
+    /// How the block runs rows of the first group, which files may have head by head: queries, then keys, then values.
+    qkv: Vec<Cut>,
     /// As it is so far: quantised up to some group.
     running: Block,
     /// As it was, beside it, without any factors.
@@ -63,9 +66,11 @@ impl<'a> Piece<'a> {
         let spec = &job.config.spec;
         let load = || Block::load(spec, &mut Loader::new(job.source, LoadOptions::default())?, i);
         let groups = block::groups(spec, i)?;
+        let cuts = shard::qkv(&spec.layers[i].attention, spec.heads, &Shard::WHOLE.heads(spec.heads)?);
         Ok(Self {
             source: job.source,
             cpu: job.cpu,
+            qkv: cuts.into_iter().map(|(_, cut)| cut).collect(),
             running: load()?,
             dense: job.method.needs().drift.then(load).transpose()?,
             columns: vec![None; groups.len()],
@@ -212,8 +217,7 @@ impl<'a> Piece<'a> {
                     Ok(StoredLinear { weight, bias: self.bias(g, l)?, findings: Vec::new() })
                 })
                 .collect::<Result<Vec<_>>>()?;
-            let first = self.groups[g].layers[0].0.clone();
-            self.running.replace(g, Projection::new(&layers, Act::A16, &first)?);
+            self.replace(g, layers)?;
         }
         Ok(())
     }
@@ -362,10 +366,20 @@ impl<'a> Piece<'a> {
             let (weight, bias) = (StoredWeight::Quantized(q.into()), self.bias(group, layer)?);
             layers.push(StoredLinear { weight, bias, findings: Vec::new() });
         }
+        self.replace(group, layers)?;
         let names = &self.groups[group].layers;
-        self.running.replace(group, Projection::new(&layers, Act::A16, &names[0].0)?);
-        drop(layers);
         self.finished.tensors.extend(names.iter().map(|(name, _)| name.clone()).zip(tensors));
+        Ok(())
+    }
+
+    /// From now on the block runs with these layers of a group.
+    fn replace(&mut self, group: usize, mut layers: Vec<StoredLinear<'_>>) -> Result<()> {
+        let name = &self.groups[group].layers[0].0;
+        if group == 0 {
+            let cut = |(layer, cut): (_, &Cut)| cut.of(layer, name);
+            layers = layers.into_iter().zip(&self.qkv).map(cut).collect::<std::result::Result<_, _>>()?;
+        }
+        self.running.replace(group, Projection::new(&layers, Act::A16, name)?);
         Ok(())
     }
 
