@@ -216,7 +216,8 @@ impl Conv2dShape {
         }
         let output = [geometry.output(h, 0)?, geometry.output(w, 1)?];
         let size = |what: &str, [h, w]: [usize; 2], channels: usize| {
-            let elements = [batch, h, w].iter().try_fold(channels, |all, &size| all.checked_mul(size));
+            // The batch last: it may be 0.
+            let elements = [h, w, batch].iter().try_fold(channels, |all, &size| all.checked_mul(size));
             match elements {
                 Some(elements) if elements <= MOST_ELEMENTS => Ok(()),
                 _ => Err(too_large(what, format!("{batch} × {channels} × {h} × {w}"))),

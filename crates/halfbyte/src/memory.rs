@@ -16,6 +16,15 @@ pub(crate) fn check_empty(op: &'static str, [n, k]: [usize; 2]) -> Result<()> {
     Ok(())
 }
 
+/// Error: more columns than places of them are counted in u32, of which the last marks none.
+pub(crate) fn check_columns(op: &'static str, k: usize) -> Result<()> {
+    let most = u32::MAX - 1;
+    match u32::try_from(k) {
+        Ok(k) if k <= most => Ok(()),
+        _ => Err(Error::invalid(op, format!("at most {most} columns"), k.to_string())),
+    }
+}
+
 /// That many zeros. Error: memory is short.
 pub(crate) fn zeroed<T: Zeroable>(op: &'static str, len: usize) -> Result<Vec<T>> {
     bytemuck::allocation::try_zeroed_vec(len).map_err(|()| short::<T>(op, len))

@@ -174,8 +174,10 @@ impl Shared {
                 let task = unsafe { (*self.job.get()).map(|job| &*job) };
                 if let Some(task) = task {
                     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.take_tasks(task)));
-                    if outcome.is_err() {
+                    if let Err(payload) = outcome {
                         self.panicked.store(true, Ordering::Relaxed);
+                        // Its drop may panic, and then nobody would take the count back.
+                        std::mem::forget(payload);
                     }
                 }
             }

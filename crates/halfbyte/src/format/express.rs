@@ -36,7 +36,7 @@ impl QTensor {
         }
         let (n, k) = (self.n(), self.k());
         let columns = Columns::of(self, target.group)?;
-        let groups = target.group.count(k);
+        let groups = columns.sources.len();
         let (mut codes, mut scales) = (room(OP, n * k)?, room(OP, n * groups)?);
         let of_groups = |zero: Zero| if target.zero == zero { n * groups } else { 0 };
         let (mut points, mut offsets) = (room(OP, of_groups(Zero::Integer))?, room(OP, of_groups(Zero::Float))?);
@@ -98,7 +98,9 @@ struct Columns {
 impl Columns {
     fn of(q: &QTensor, target: Group) -> Result<Self> {
         let (k, source) = (q.k(), q.format().group);
-        let (count, len) = (target.count(k), target.len(k).max(1));
+        // A part of a matrix may name more groups than its columns fill.
+        let kept = target == source && q.group_index().is_some();
+        let (count, len) = (if kept { q.groups() } else { target.count(k) }, target.len(k).max(1));
         let same = count == q.groups() && len == source.len(k).max(1);
         if q.group_index().is_some() && !same && count > 1 {
             let got = "columns that are grouped in another order (act-order)";

@@ -3,7 +3,7 @@
 use super::factors::{Factors, zero_points};
 use super::{Group, WeightFormat, Zero};
 use crate::error::{Error, Result};
-use crate::memory::{check_empty, collected};
+use crate::memory::{check_columns, check_empty, collected};
 
 /// Where zero lies, group by group.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +53,7 @@ impl QTensor {
     ) -> Result<Self> {
         const OP: &str = "qtensor";
         format.validate()?;
+        check_columns(OP, k)?;
         let has_scales = |groups: usize| n.checked_mul(groups) == Some(scales.len());
         let groups = groups(format.group, k, group_index.as_deref(), has_scales);
         let size = |a: usize, b: usize, what: &str| {

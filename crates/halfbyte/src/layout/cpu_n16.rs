@@ -46,8 +46,8 @@ use super::Lines;
 use super::places::Places;
 use super::stored::{StoredTensor, Strides};
 use crate::error::Result;
-use crate::format::{QTensor, WeightFormat, Zero, Zeros};
-use crate::memory::short;
+use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros};
+use crate::memory::{short, zeroed};
 use per_group::{heights, spread};
 use rayon::prelude::*;
 
@@ -100,6 +100,9 @@ pub struct CpuN16 {
     columns: Option<Vec<u32>>,
 }
 
+/// What errors name.
+pub(super) const OP: &str = "pack";
+
 /// Marks a place that belongs to no column.
 pub const FILLER: u32 = u32::MAX;
 
@@ -137,40 +140,40 @@ impl CpuN16 {
         let (format, k, groups) = (first.format(), first.k(), first.groups());
         let n: usize = parts.iter().map(|part| part.n()).sum();
         let held = Held::of(parts);
-        let places = Places::of(first, columns_per_tile(held.bits));
+        let places = Places::of(first, columns_per_tile(held.bits))?;
         let bytes = n.div_ceil(PANEL) * places.tiles * tile_bytes(held.bits);
         let room = bytes + Self::READABLE_AFTER;
-        let mut codes = Lines::try_zeroed(room).ok_or_else(|| short::<u8>("pack", room))?;
+        let mut codes = Lines::try_zeroed(room).ok_or_else(|| short::<u8>(OP, room))?;
         fill(&places, held, &mut codes.as_mut_slice::<u8>()[..bytes]);
         let tables = parts.iter().map(|part| part.scales()).collect();
         let multiples = parts.iter().filter_map(|part| part.scale_multiples()).collect();
-        let scales = PerGroup::of((tables, multiples), parts, groups, format.scale);
+        let scales = PerGroup::of((tables, multiples), parts, groups, format.scale)?;
         let zeros = match format.zero {
             Zero::Symmetric => PackedZeros::Symmetric,
             Zero::Integer => {
                 let tables: Vec<(&[u16], Strides)> = parts.iter().filter_map(|part| part.zero_points()).collect();
-                PackedZeros::Integer(spread(&tables, &heights(parts), groups))
+                PackedZeros::Integer(spread(&tables, &heights(parts), groups)?)
             }
             Zero::Float => {
                 let tables = parts.iter().filter_map(|part| part.offsets()).collect();
                 let multiples = parts.iter().filter_map(|part| part.offset_multiples()).collect();
-                PackedZeros::Float(PerGroup::of((tables, multiples), parts, groups, format.scale))
+                PackedZeros::Float(PerGroup::of((tables, multiples), parts, groups, format.scale)?)
             }
         };
         let Places { tiles, spans, columns } = places;
         let mut this =
             Self { format, held, n, k, groups, tiles, spans, codes, scales, zeros, code_sums: Vec::new(), columns };
         if code_sums {
-            this.code_sums = this.sums();
+            this.code_sums = this.sums()?;
         }
         Ok(this)
     }
 
-    /// Sums of values less their zero point.
-    fn sums(&self) -> Vec<f32> {
+    /// Sums of values less their zero point. Error: memory is short.
+    fn sums(&self) -> Result<Vec<f32>> {
         let (bits, spans) = (self.held.bits, self.spans.len());
         let filler = i32::from(self.held.value(0));
-        let mut out = vec![0.0; self.panels() * spans * PANEL];
+        let mut out = zeroed::<f32>(OP, self.panels() * spans * PANEL)?;
         let panels = self.codes().par_chunks_exact(self.panel_bytes().max(64));
         out.par_chunks_mut((spans * PANEL).max(1)).zip(panels).enumerate().for_each(|(panel, (out, codes))| {
             for (out, span) in out.chunks_exact_mut(PANEL).zip(&self.spans) {
@@ -194,10 +197,10 @@ impl CpuN16 {
                 }
             }
         });
-        out
+        Ok(out)
     }
 
-    /// The canonical tensor again.
+    /// The canonical tensor again; of tensors that have one scale each, one below the other, it is one with a scale a row.
     pub fn unpack(&self) -> QTensor {
         let (bits, per_tile) = (self.held.bits, self.columns_per_tile());
         let mut codes = vec![0u8; self.n * self.k];
@@ -229,7 +232,17 @@ impl CpuN16 {
             }
             PackedZeros::Float(o) => Zeros::Float(gather(&|at| o.get(at))),
         };
-        QTensor::new(self.format, [self.n, self.k], codes, scales, zeros, Some(index))
+        let one = |values: &[f32]| values.iter().all(|v| *v == values[0]);
+        let is_one = match &zeros {
+            Zeros::Symmetric => one(&scales),
+            Zeros::Integer(z) => one(&scales) && z.iter().all(|v| *v == z[0]),
+            Zeros::Float(o) => one(&scales) && one(o),
+        };
+        let format = match self.format.group {
+            Group::Tensor if !is_one => WeightFormat { group: Group::Channel, ..self.format },
+            _ => self.format,
+        };
+        QTensor::new(format, [self.n, self.k], codes, scales, zeros, Some(index))
             .unwrap_or_else(|e| unreachable!("a packed tensor was valid before it was packed: {e}"))
     }
 

@@ -1,8 +1,10 @@
 //! The order of columns along the tiles of a panel, and the spans that are summed before scaling.
 
-use super::cpu_n16::{FILLER, SPAN_COLUMNS, Span};
+use super::cpu_n16::{FILLER, OP, SPAN_COLUMNS, Span};
 use super::stored::StoredTensor;
+use crate::error::Result;
 use crate::format::Group;
+use crate::memory::{collected, room, zeroed};
 
 /// Columns sorted by group, each group from a new tile on.
 pub(crate) struct Places {
@@ -15,12 +17,14 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// The order that a tensor's groups ask for in tiles of so many columns.
-    pub fn of(w: &StoredTensor<'_>, per_tile: usize) -> Self {
+    /// The order that a tensor's groups ask for in tiles of so many columns. Error: memory is short.
+    pub fn of(w: &StoredTensor<'_>, per_tile: usize) -> Result<Self> {
         let (k, groups, group) = (w.k(), w.groups(), w.format().group);
         let members: Vec<Vec<u32>> = match w.group_index() {
             Some(index) => {
-                let mut members = vec![Vec::new(); groups];
+                let mut counts = zeroed::<usize>(OP, groups)?;
+                index.iter().for_each(|&g| counts[g as usize] += 1);
+                let mut members = counts.iter().map(|&count| room(OP, count)).collect::<Result<Vec<_>>>()?;
                 index.iter().zip(0..).for_each(|(&g, j)| members[g as usize].push(j));
                 members
             }
@@ -28,10 +32,13 @@ impl Places {
                 let size = group.len(k);
                 let end =
                     |g: usize| if matches!(group, Group::Size(_)) { k.min(size.saturating_mul(g + 1)) } else { k };
-                (0..groups).map(|g| ((size * g) as u32..end(g) as u32).collect()).collect()
+                let members = |g: usize| size * g..end(g);
+                let columns = |g: usize| collected(OP, members(g).len(), members(g).map(|j| j as u32));
+                (0..groups).map(columns).collect::<Result<_>>()?
             }
         };
-        let (mut columns, mut spans) = (Vec::with_capacity(k), Vec::new());
+        let filled = members.iter().map(|members| members.len().next_multiple_of(per_tile)).sum();
+        let (mut columns, mut spans) = (room(OP, filled)?, Vec::new());
         for (group, members) in members.iter().enumerate() {
             let first = columns.len() / per_tile;
             columns.extend_from_slice(members);
@@ -45,7 +52,7 @@ impl Places {
         }
         let tiles = columns.len() / per_tile;
         let identity = columns.iter().enumerate().all(|(p, &c)| c == p as u32 || (c == FILLER && p >= k));
-        Self { tiles, spans, columns: (!identity).then_some(columns) }
+        Ok(Self { tiles, spans, columns: (!identity).then_some(columns) })
     }
 }
 

@@ -10,7 +10,7 @@ use super::multiples::Multiples;
 use crate::error::{Error, Result};
 use crate::format::factors::Factors;
 use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros, groups};
-use crate::memory::{check_empty, collected, zeroed};
+use crate::memory::{check_columns, check_empty, collected, zeroed};
 use crate::tensor::{Float, FloatData};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -98,6 +98,7 @@ impl<'a> StoredTensor<'a> {
         group_index: Option<Vec<u32>>,
     ) -> Result<Self> {
         format.validate()?;
+        check_columns(OP, k)?;
         let has_scales = |groups: usize| scales.1.needs(n, groups).is_some_and(|needed| needed <= scales.0.len());
         let groups = groups(format.group, k, group_index.as_deref(), has_scales);
         n.checked_mul(k.max(groups))
@@ -139,6 +140,21 @@ impl<'a> StoredTensor<'a> {
                 exact("offsets", o)?;
             }
             (_, want) => return Err(Error::invalid(OP, want.to_string(), "others")),
+        }
+        if format.group == Group::Tensor {
+            let values = scales.0.as_floats();
+            let one = |same: &dyn Fn(usize) -> bool| (1..n).all(same);
+            let alike = match &zeros {
+                StoredZeros::Symmetric => true,
+                StoredZeros::Integer(z, strides) => one(&|i| z[strides.at(i, 0)] == z[strides.at(0, 0)]),
+                StoredZeros::Float(o, strides) => {
+                    let offsets = o.as_floats();
+                    one(&|i| offsets.get(strides.at(i, 0)) == offsets.get(strides.at(0, 0)))
+                }
+            };
+            if !alike || !one(&|i| values.get(scales.1.at(i, 0)) == values.get(scales.1.at(0, 0))) {
+                return Err(Error::invalid(OP, "one scale and zero for the whole tensor", "several"));
+            }
         }
         let group_index = match group_index {
             None => None,

@@ -95,7 +95,8 @@ impl<D: Device> LlmInt8Linear<D> {
     /// *Shapes:* x `[m, k]`, y `[m, n]`. *Accuracy:* y lies within `(u + (outliers + 6) · 2⁻²⁴) · (|x̂|·|W|ᵀ + |bias|)` of the formula
     /// in exact numbers, x̂ being codes times their range / 127, or x itself in outlier columns, u that of y's type. On a GPU sums of
     /// codes beyond 2²⁴ are rounded where parts of k meet, at most k / 128 times more; where there are none, the bits are those of a
-    /// CPU. There a row whose range is no 0, but below 2⁻¹¹⁹ or above 2¹²¹, lies within no bound. A row with NaN becomes NaN, and no other.
+    /// CPU. There a row whose range is no 0, but below 2⁻¹¹⁹ or above 2¹²¹, lies within no bound. A row with NaN becomes NaN, one with infinity
+    /// where that meets a weight of 0 or lies within the threshold, and no other.
     /// *Errors:* a length that does not fit, a threshold that is negative or NaN; on a
     /// GPU another one than the weight lies on, memory that is short, or that grows while work is recorded.
     pub fn forward<'x, 'y>(

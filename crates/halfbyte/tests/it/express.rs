@@ -64,6 +64,12 @@ fn a_group_index_stays_where_the_groups_stay() {
     let other = expressed(&q, "w4a16-g32-asym-sf32");
     assert_eq!(other.group_index(), q.group_index());
     assert!(refusal(&q, "w4a16-g16").contains("act-order"));
+    // Columns of a part name more groups than they fill.
+    let index = Some(vec![0, 1, 2, 3, 0, 1, 2, 3]);
+    let scales = vec![1.0, 0.5, 0.25, 2.0];
+    let part = QTensor::new(format("w4a16-g4"), [1, 8], vec![9; 8], scales, Zeros::Symmetric, index).unwrap();
+    assert_eq!(part.groups(), 4);
+    assert_eq!(expressed(&part, "w8a16-g4-asym").group_index(), part.group_index());
 }
 
 #[test]

@@ -113,6 +113,8 @@ fn tensors_refuse_what_does_not_fit() {
     assert!(text(make(&[0; 4], &[0.5; 2], good(), Some(vec![0, 0, 1, 2]))).contains("group indices below 2"));
     let huge = QTensor::new(format, [usize::MAX, 4], vec![], vec![], good(), None).unwrap_err();
     assert!(huge.to_string().contains("fit memory"), "{huge}");
+    let wide = QTensor::new(format, [0, u32::MAX as usize], vec![], vec![], good(), None).unwrap_err();
+    assert!(wide.to_string().contains("columns"), "{wide}");
 }
 
 /// A row of groups of two columns on two levels: scales and zero points.

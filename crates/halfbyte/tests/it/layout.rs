@@ -432,6 +432,18 @@ fn stored_tensors_that_do_not_fit_are_refused() {
     refused([16, 64], (good().0, scales, StoredZeros::Symmetric), None, "integer zero points");
     refused([16, 64], good(), Some(vec![0; 63]), "64 group indices");
     refused([16, 64], good(), Some(vec![2; 64]), "group indices below 2");
+    refused([0, u32::MAX as usize], good(), None, "columns");
+    let of_tensor = |scales: &[f32]| {
+        let (codes, scales) =
+            (Codes::Bytes { codes: vec![1; 8].into(), flip: 0 }, FloatData::F32(scales.to_vec().into()));
+        let weight = parse("w8a16-tensor-sf32").weight;
+        StoredTensor::new(weight, [2, 4], codes, (scales, Strides::of_outputs(1)), StoredZeros::Symmetric, None)
+    };
+    assert!(of_tensor(&[0.5, 0.25]).unwrap_err().to_string().contains("one scale and zero for the whole tensor"));
+    // One below the other each has its scale.
+    let [above, below] = [0.5, 0.25].map(|scale| of_tensor(&[scale; 2]).unwrap());
+    let both = pack(Caps::detect(), &[&above, &below], false).unwrap().unpack();
+    assert_eq!((both.format().group, both.scales()), (Group::Channel, &[0.5, 0.5, 0.25, 0.25][..]));
 
     let tensor = new([16, 64], good(), None).unwrap();
     let mut reversed: Vec<u32> = (0..64).map(|j| j / 32).collect();

@@ -344,6 +344,31 @@ fn the_same_bits_whatever_the_number_of_threads() {
     }
 }
 
+/// A weight without offsets adds none of them, also where what they would be multiplied by lies beyond floats.
+#[test]
+fn sums_of_x_beyond_floats_count_for_nothing_without_offsets() {
+    for name in ["w4a8-g32", "w8a8-g32-asym-xasym", "w4a8", "w2a8-g32-asym"] {
+        let format = parse(name);
+        let zeros = if format.weight.zero == Zero::Integer {
+            Zeros::Integer(vec![1; 64 / format.weight.group.len(64)])
+        } else {
+            Zeros::Symmetric
+        };
+        let scales = vec![2f32.powi(-10); 64 / format.weight.group.len(64)];
+        // Weights of both signs, but one: products add up to little.
+        let zero = if format.weight.zero == Zero::Integer { 1 } else { format.weight.middle() as u8 };
+        let codes = (0..64).map(|j| if j == 1 { zero } else { zero + 1 - 2 * (j % 2) }).collect();
+        let w = QTensor::new(format.weight, [1, 64], codes, scales, zeros, None).unwrap();
+        let x = vec![2e37; 16 * 64];
+        let want = reference::linear(&x, 16, &w, format.act).value[0];
+        let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
+        for cpu in &with_each_caps(1) {
+            let y = forward(&linear, cpu, &x, Float::F32, 16, Float::F32);
+            assert!(y.iter().all(|&y| (f64::from(y) - want).abs() <= 1e-5 * want.abs()), "{name} {:?}", cpu.caps());
+        }
+    }
+}
+
 #[test]
 fn bias_and_activation_come_last() {
     let mut random = Random(5);

@@ -52,6 +52,10 @@ fn short_memory_is_an_error_where_weights_are_made_and_packed() {
     let stored = StoredTensor::from(&q);
     let bytes: Vec<i8> = q.codes().iter().map(|&code| code as i8).collect();
     let halves = vec![half::f16::ONE; w.len()];
+    // Codes take less than there will be, and scales, zero points and sums of codes the rest.
+    let (n, k) = (4096, 3584);
+    let (scales, zeros) = (vec![1.0; n * k / 32], Zeros::Integer(vec![3; n * k / 32]));
+    let grouped = QTensor::new(format("w4a8-g32-asym"), [n, k], vec![3; n * k], scales, zeros, None).unwrap();
     let narrow = Geometry::new(8, 8, [3, 3]);
     let small = rtn_conv2d(Floats::F32(&w[..576]), &narrow, format("w4a16"), Rtn::default()).unwrap();
     Conv2d::on(&cpu, Weight::Quantized(&small, Act::A8), narrow).unwrap();
@@ -63,6 +67,7 @@ fn short_memory_is_an_error_where_weights_are_made_and_packed() {
         short(Conv2d::on(&cpu, Weight::Stored(&[&stored], act), wide), "a stored convolution");
         short(Conv2d::on(&cpu, Weight::Quantized(&of_depthwise, act), depthwise), "a depthwise one");
         short(Linear::on(&cpu, Weight::Quantized(&q, act)), "a linear layer");
+        short(Linear::on(&cpu, Weight::Quantized(&grouped, act)), "a linear layer in groups");
     }
     short(Conv2d::on(&cpu, Weight::Dense(Floats::F32(&w), [wide.co, wide.k()]), wide), "a dense convolution");
     let dense = Floats::F32(&w[..depthwise.co * depthwise.k()]);

@@ -104,6 +104,7 @@ impl Operands for Bytes<'_> {
             (false, false, true) => x86::add::<false, false, true>,
             (false, true, false) => x86::add::<false, true, false>,
             (true, false, false) => x86::add::<true, false, false>,
+            (true, true, false) => x86::add::<true, true, false>,
             // What is not there is zero.
             _ => x86::add::<true, true, true>,
         }

@@ -3,6 +3,7 @@
 
 use super::blocking::SPANS_TOGETHER;
 use super::{exact_act, quantized_act};
+use crate::format::Zero;
 use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, Span, code};
 use exact_act::Weights;
 use quantized_act::Tile;
@@ -59,6 +60,7 @@ fn quantized_tile(t: &Tile<'_>, c: &mut [f32]) {
 
 fn add_spans(t: &Tile<'_>, spans: Range<usize>, c: &mut [f32; PANEL]) {
     let w = t.w;
+    let has_offsets = w.format().zero == Zero::Float;
     for (s, span) in spans.clone().zip(&w.spans()[spans]) {
         let row = t.rows[s];
         let zeros = zeros(w, t.panel, span.group);
@@ -78,7 +80,11 @@ fn add_spans(t: &Tile<'_>, spans: Range<usize>, c: &mut [f32; PANEL]) {
         };
         for lane in 0..PANEL {
             let dot = (acc[lane] + row.minus_sum * zeros[lane] as i32) as f32;
-            c[lane] += scales[lane] * (row.scale * dot + row.offset * sums[lane]) + offsets[lane] * row.total;
+            c[lane] += scales[lane] * (row.scale * dot + row.offset * sums[lane]);
+            // Without offsets their total counts for nothing, and may lie beyond floats.
+            if has_offsets {
+                c[lane] += offsets[lane] * row.total;
+            }
         }
     }
 }

@@ -1,10 +1,13 @@
 //! Numbers of groups in packed order.
 
-use super::PANEL;
+use super::{OP, PANEL};
+use crate::error::Result;
 use crate::layout::multiples::Multiples;
 use crate::layout::places::runs;
 use crate::layout::stored::{StoredTensor, Strides};
+use crate::memory::{collected, zeroed};
 use crate::tensor::{Float, FloatData};
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -49,19 +52,21 @@ pub struct Sixteen<'a> {
 
 impl PanelMultiples {
     /// Of tensors one below the other with blocks of `block` groups, one in each row at least.
-    fn of(parts: &[&Multiples<'_>], heights: &[usize], block: usize, groups: usize) -> Self {
+    fn of(parts: &[&Multiples<'_>], heights: &[usize], block: usize, groups: usize) -> Result<Self> {
         let halves: Vec<_> = parts.iter().map(|m| (m.halves(), Strides::of_outputs(groups / block))).collect();
         let factors: Vec<_> = parts.iter().map(|m| (m.factors(), Strides::of_outputs(groups))).collect();
         let small = |m: &&Multiples<'_>| m.factors().par_iter().all(|factor| (0..16).contains(factor));
         let nibbles = block > 1 && parts.iter().all(small);
-        let bytes: Vec<u8> = bytemuck::cast_vec(spread(&factors, heights, groups));
+        let bytes: Vec<u8> = bytemuck::cast_vec(spread(&factors, heights, groups)?);
         let factors = if nibbles {
             let two = bytes.as_chunks::<{ 2 * PANEL }>().0;
-            two.iter().flat_map(|two| std::array::from_fn::<u8, PANEL, _>(|i| two[i] | two[PANEL + i] << 4)).collect()
+            let both = |two: &[u8; 2 * PANEL]| std::array::from_fn::<u8, PANEL, _>(|i| two[i] | two[PANEL + i] << 4);
+            collected(OP, two.len() * PANEL, two.iter().flat_map(both))?
         } else {
             bytes
         };
-        Self { halves: spread(&halves, heights, groups / block), factors, log2_block: block.ilog2(), nibbles }
+        let halves = spread(&halves, heights, groups / block)?;
+        Ok(Self { halves, factors, log2_block: block.ilog2(), nibbles })
     }
 
     /// Those of 16 outputs, from element `at` of `[panel][group][16]` on, a multiple of 16.
@@ -98,19 +103,20 @@ impl PanelMultiples {
 }
 
 impl PerGroup {
-    /// Values of tensors one below the other, which are exact in `dtype`; `multiples` of those whose are known.
+    /// Values of tensors one below the other, which are exact in `dtype`; `multiples` of those whose are known. Error: memory is short.
     pub(super) fn of(
         (values, multiples): (Vec<(&FloatData<'_>, Strides)>, Vec<&Multiples<'_>>),
         parts: &[&StoredTensor<'_>],
         groups: usize,
         dtype: Float,
-    ) -> Self {
+    ) -> Result<Self> {
         let heights = heights(parts);
         if let [first, ..] = multiples[..]
             && multiples.len() == parts.len()
             && multiples.iter().all(|multiples| multiples.block() == first.block())
         {
-            return Self::Multiples(Box::new(PanelMultiples::of(&multiples, &heights, first.block(), groups)));
+            let multiples = PanelMultiples::of(&multiples, &heights, first.block(), groups)?;
+            return Ok(Self::Multiples(Box::new(multiples)));
         }
         macro_rules! in_their_type {
             ($variant:ident) => {{
@@ -119,7 +125,7 @@ impl PerGroup {
                     .map(|(v, strides)| if let FloatData::$variant(v) = v { Some((&**v, *strides)) } else { None })
                     .collect();
                 if let Some(tables) = tables {
-                    return Self::$variant(spread(&tables, &heights, groups));
+                    return Ok(Self::$variant(spread(&tables, &heights, groups)?));
                 }
             }};
         }
@@ -128,14 +134,18 @@ impl PerGroup {
             Float::BF16 => in_their_type!(BF16),
             Float::F32 => in_their_type!(F32),
         }
-        let wide: Vec<(Vec<f32>, Strides)> = values.iter().map(|(v, strides)| (v.to_f32(), *strides)).collect();
+        let widened = |(v, strides): &(&FloatData<'_>, Strides)| {
+            let floats = v.as_floats();
+            Ok((collected(OP, v.len(), (0..v.len()).map(|i| floats.get(i)))?, *strides))
+        };
+        let wide: Vec<(Vec<f32>, Strides)> = values.iter().map(widened).collect::<Result<_>>()?;
         let tables: Vec<_> = wide.iter().map(|(v, strides)| (v.as_slice(), *strides)).collect();
-        let spread = spread(&tables, &heights, groups);
-        match dtype {
-            Float::F16 => Self::F16(spread.into_iter().map(f16::from_f32).collect()),
-            Float::BF16 => Self::BF16(spread.into_iter().map(bf16::from_f32).collect()),
+        let spread = spread(&tables, &heights, groups)?;
+        Ok(match dtype {
+            Float::F16 => Self::F16(collected(OP, spread.len(), spread.into_iter().map(f16::from_f32))?),
+            Float::BF16 => Self::BF16(collected(OP, spread.len(), spread.into_iter().map(bf16::from_f32))?),
             Float::F32 => Self::F32(spread),
-        }
+        })
     }
 
     /// Element `i`, widened.
@@ -162,14 +172,14 @@ pub(super) fn heights(parts: &[&StoredTensor<'_>]) -> Vec<usize> {
     parts.iter().map(|part| part.n()).collect()
 }
 
-/// Values of tensors of these heights, one below the other, in packed order, `[panel][group][16]`.
-pub(super) fn spread<T: Copy + Default + Send + Sync>(
+/// Values of tensors of these heights, one below the other, in packed order, `[panel][group][16]`. Error: memory is short.
+pub(super) fn spread<T: Copy + Zeroable + Send + Sync>(
     tables: &[(&[T], Strides)],
     heights: &[usize],
     groups: usize,
-) -> Vec<T> {
+) -> Result<Vec<T>> {
     let n: usize = heights.iter().sum();
-    let mut out = vec![T::default(); n.div_ceil(PANEL) * groups * PANEL];
+    let mut out = zeroed::<T>(OP, n.div_ceil(PANEL) * groups * PANEL)?;
     out.par_chunks_mut((groups * PANEL).max(1)).enumerate().for_each(|(panel, out)| {
         let mut lane = 0;
         for (part, first, rows) in runs(heights, panel * PANEL..(panel + 1) * PANEL) {
@@ -188,5 +198,5 @@ pub(super) fn spread<T: Copy + Default + Send + Sync>(
             lane += rows;
         }
     });
-    out
+    Ok(out)
 }
