@@ -6,8 +6,8 @@ use crate::config::in_block;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::DType;
-use crate::scheme::{ModuleKind, SCHEMES, StoredWeight, Weights};
-use halfbyte::Floats;
+use crate::scheme::{LinearWeight, ModuleKind, SCHEMES, StoredWeight, Weights};
+use halfbyte::{Float, Floats, QTensor};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -228,6 +228,30 @@ pub(crate) fn odd_values(name: &str, floats: Floats<'_>) -> Option<Finding> {
     let may_be_zero = ["bias", "qzeros", "zero_points", "offsets", "scaled_zeros", "weight_zero_point"].contains(&part);
     let zero = || Finding::new(name, format!("all {} values are zero", floats.len()));
     seen.not_finite(name, floats.len()).or_else(|| (seen.zero && !may_be_zero).then(zero))
+}
+
+/// The least f16 that has all of its bits.
+const LEAST_NORMAL: f32 = 6.103_515_6e-5;
+
+/// Scales in f16 that are below its normal range though weights of their groups are not zero: such weights are held coarsely, or lost.
+pub(crate) fn coarse_scales(name: &str, weight: &LinearWeight<'_>, q: &QTensor) -> Option<Finding> {
+    let LinearWeight::Dense { floats, .. } = weight else { return None };
+    let is_coarse = |scale: &f32| scale.abs() < LEAST_NORMAL;
+    if q.format().scale != Float::F16 || !q.scales().iter().any(is_coarse) {
+        return None;
+    }
+    let (floats, k, groups) = (floats.as_floats(), q.k(), q.groups());
+    let mut used = vec![false; q.scales().len()];
+    for i in 0..q.n() {
+        for j in 0..k {
+            used[i * groups + q.group_of(j)] |= floats.get(i * k + j) != 0.0;
+        }
+    }
+    let coarse = q.scales().iter().zip(&used).filter(|(scale, used)| **used && is_coarse(scale));
+    let (count, lost) = coarse.fold((0, 0), |(count, lost), (scale, _)| (count + 1, lost + usize::from(*scale == 0.0)));
+    let all = q.scales().len();
+    let text = format!("{count} of {all} scales are below 6.1e-5, where f16 has fewer bits, {lost} of them became 0");
+    (count > 0).then(|| Finding::new(name, text))
 }
 
 /// NaN and infinity in a float tensor, if there are such.

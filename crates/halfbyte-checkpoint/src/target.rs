@@ -48,6 +48,11 @@ impl Target {
         }
     }
 
+    /// Whether it says which group a column belongs to (act-order).
+    pub(crate) fn has_group_index(self) -> bool {
+        matches!(self, Target::Gptq(_) | Target::Native)
+    }
+
     /// The format nearest to this one that the form has for a module of shape `[n, k]`. Whether it holds the module's
     /// numbers exactly is for [`QTensor::express`] to say. Error: there is none, for the reason that is given.
     pub fn nearest(self, format: WeightFormat, shape: [usize; 2]) -> std::result::Result<WeightFormat, String> {

@@ -85,6 +85,16 @@ impl Failure {
         self
     }
 
+    /// The same, with something to know besides its help.
+    pub fn and_help(mut self, more: &str) -> Self {
+        if let Self::Message(message) = &mut self {
+            let more = escaped(more);
+            message.help =
+                if message.help.is_empty() { more.into_owned() } else { format!("{}; {more}", message.help) };
+        }
+        self
+    }
+
     /// In one line, without help.
     pub fn text(&self) -> String {
         match self {

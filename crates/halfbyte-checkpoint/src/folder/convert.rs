@@ -113,7 +113,8 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
             made_dense.push(module.name.to_owned());
         }
     }
-    if formats.is_empty() && target != Target::Gguf {
+    let asked = bits.is_some() || group.is_some() || channel_scale.is_some();
+    if formats.is_empty() && (target != Target::Gguf || asked) {
         return Err(Error::invalid("convert", "a model with quantised layers", "none"));
     }
     let mut refused = None;
@@ -128,7 +129,15 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
                     return rtn(floats.as_floats(), *shape, format, SEARCH);
                 }
             };
-            match q.express(format) {
+            let order = match q.group_index() {
+                Some(_) if !target.has_group_index() => Err(halfbyte::Error::Invalid {
+                    op: "convert",
+                    expected: "no act-order, since the form has no group index".to_owned(),
+                    got: "a group for each column".to_owned(),
+                }),
+                _ => Ok(()),
+            };
+            match order.and_then(|()| q.express(format)) {
                 Ok(expressed) => Ok(expressed.into_owned()),
                 Err(reason) if requantize => {
                     requantized.push((module.name.to_owned(), reason.to_string()));

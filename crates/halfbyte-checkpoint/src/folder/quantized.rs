@@ -5,8 +5,9 @@ use super::part::refuse_part;
 use super::staging::Staging;
 use super::{HEAD, Job, Linear, Step, Written, check_side_files, complete, dense_config, linears, owners, write_steps};
 use crate::checkpoint::Checkpoint;
-use crate::contents::odd_values;
+use crate::contents::{coarse_scales, odd_values};
 use crate::error::{Error, Result};
+use crate::finding::Finding;
 use crate::safetensors::{DType, TensorSpec, cast_floats};
 use crate::scheme::{LinearWeight, Weights};
 use crate::target::{Module, Settings, Target, unrepresentable};
@@ -156,7 +157,10 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
         Some(name) => Staging::create_for_file(job.target, job.overwrite, source, name)?,
     };
     let mut act_order = false;
-    let mut findings = Vec::new();
+    // A head is no small thing to leave out.
+    let heads = left_out.iter().filter(|name| name.strip_suffix(".weight") == Some(HEAD));
+    let text = "is left out: the configuration says tie_word_embeddings, and the embedding is the head";
+    let mut findings: Vec<Finding> = heads.map(|name| Finding::new(name, text.to_owned())).collect();
     let create = |specs: &[TensorSpec], shard| {
         let extra = form.extra().iter().map(|(spec, _)| spec);
         let specs: Vec<TensorSpec> = specs.iter().chain(extra).cloned().collect();
@@ -199,6 +203,7 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
                     let got = format!("{:?} {:?}, {} groups", q.format(), [q.n(), q.k()], q.groups());
                     return Err(Error::invalid(OP, expected, got));
                 }
+                findings.extend(coarse_scales(name, &weight, &q));
                 drop(weight);
                 source.release(stored);
                 findings.extend(odd_values(name, Floats::F32(q.scales())));

@@ -30,7 +30,7 @@ mod types;
 mod value;
 mod writer;
 
-pub(crate) use architectures::Rows;
+pub(crate) use architectures::{Family, Rows};
 pub(crate) use blocks::scaled;
 pub use blocks::{load, pack, unpack_rows};
 pub(crate) use frequencies::{follow_from, is_frequencies};

@@ -94,6 +94,9 @@ fn block_of(format: WeightFormat) -> GgmlType {
 /// The embedding's name, whose rows have to be as many as the vocabulary.
 const EMBEDDING: &str = "token_embd.weight";
 
+/// The head, as configs of Hugging Face's form have it.
+const HEAD: &str = "lm_head.weight";
+
 /// End tokens that a file has places for: of a text, a turn and a message.
 const MOST_ENDS: usize = 3;
 
@@ -168,6 +171,8 @@ pub(crate) struct GgufForm {
     vocab_size: usize,
     /// Whether rows of q and k lie in pairs.
     paired_rows: bool,
+    /// Whether the embedding is the head.
+    tied: bool,
     extra: Vec<(TensorSpec, Vec<u8>)>,
 }
 
@@ -205,7 +210,11 @@ impl GgufForm {
         });
         let head_dim = gguf::head_dim(&config)?;
         let vocab_size = config.get("vocab_size").and_then(Value::as_u64).unwrap_or_default() as usize;
-        let paired_rows = architecture_of(&config)?.rows == gguf::Rows::Paired;
+        let known = architecture_of(&config)?;
+        let paired_rows = known.rows == gguf::Rows::Paired;
+        // As configs of these families have it where they do not say.
+        let by_default = matches!(known.family, gguf::Family::Gemma2 | gguf::Family::Gemma3 | gguf::Family::Bloom);
+        let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(by_default);
         Ok(Self {
             config,
             tokenizer,
@@ -214,6 +223,7 @@ impl GgufForm {
             head_dim,
             vocab_size,
             paired_rows,
+            tied,
             extra: extra.into_iter().collect(),
         })
     }
@@ -268,6 +278,10 @@ impl Form for GgufForm {
         if is_frequencies(&tensor.name) {
             return Ok(None);
         }
+        // Who finds an output there takes it for the head.
+        if self.tied && tensor.name == HEAD {
+            return Ok(None);
+        }
         let name = Self::name(&tensor.name)?;
         if tensor.dtype.float().is_none() {
             return Err(unrepresentable(&tensor.name, "gguf")(format!("expected floats, got {}", tensor.dtype)));
@@ -278,6 +292,9 @@ impl Form for GgufForm {
     }
 
     fn check_left_out(&self, tensor: &TensorSpec, data: &[u8]) -> Result<()> {
+        if tensor.name == HEAD {
+            return Ok(());
+        }
         let float = tensor.dtype.float();
         if float.is_some_and(|float| follow_from(&self.config, cast_floats(float, data).as_floats())) {
             return Ok(());

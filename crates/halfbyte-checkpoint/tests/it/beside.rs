@@ -4,11 +4,12 @@
 use crate::gptq::{random, tensors_of};
 use crate::support::{Tensor, assert_names, model, taken, tensor, text_of, write_folder};
 use half::f16;
+use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
-    Checkpoint, Conversion, Converted, GptqVersion, Job, Target, Verification, Weights, convert, inspect, verify,
-    write_dense,
+    Checkpoint, Conversion, Converted, GptqVersion, Job, LinearWeight, Quantization, Target, Verification, Weights,
+    convert, inspect, verify, write_dense, write_model,
 };
 use std::path::{Path, PathBuf};
 
@@ -180,4 +181,76 @@ fn rotary_frequencies_are_left_out_where_the_config_gives_them() {
     assert_eq!(compare(&other, &file).only_in_first, [NAME]);
     assert_eq!(compare(&file, &other).only_in_second, [NAME]);
     assert_eq!(compare(&own, &other).differing.len(), 1);
+}
+
+/// Readers of GGUF take an output for the head, whatever the config said.
+#[test]
+fn a_head_beside_an_embedding_that_is_the_head_is_left_out_of_gguf() {
+    const HEAD: &str = "lm_head.weight";
+    let dir = tempfile::tempdir().unwrap();
+    let published = Checkpoint::open(model()).unwrap();
+    let names: Vec<&str> = published.tensor_names().collect();
+    let mut tensors: Vec<Tensor> = names.iter().map(|name| taken(&published, name, name)).collect();
+    tensors.push(taken(&published, "model.embed_tokens.weight", HEAD));
+    let (folder, file) = (dir.path().join("tied"), dir.path().join("tied.gguf"));
+    std::fs::create_dir(&folder).unwrap();
+    write_folder(&folder, &tensors, &std::fs::read_to_string(model().join("config.json")).unwrap());
+    std::fs::copy(model().join("tokenizer.json"), folder.join("tokenizer.json")).unwrap();
+    let source = Weights::open(&folder).unwrap();
+    let written = converted(&source, &file, Target::Gguf).unwrap().written;
+    assert_eq!(written.left_out, [HEAD]);
+    let told: Vec<String> = written.findings.iter().map(ToString::to_string).collect();
+    assert!(told.iter().any(|told| told.contains(HEAD) && told.contains("tie_word_embeddings")), "{told:?}");
+    let file = Weights::open(&file).unwrap();
+    assert!(!file.checkpoint().contains(HEAD) && compare(&source, &file).only_in_first == [HEAD]);
+}
+
+#[test]
+fn act_order_is_rounded_again_where_the_form_has_no_group_index() {
+    let dir = tempfile::tempdir().unwrap();
+    let q: QTensor = random(5, FORMAT, [32, 64], true);
+    assert!(q.group_index().is_some());
+    let of_module = tensors_of(&q, GptqVersion::V1).into_iter();
+    let tensors: Vec<Tensor> =
+        of_module.map(|(part, dtype, shape, data)| (format!("h.0.m{}", &part[1..]), dtype, shape, data)).collect();
+    let folder = dir.path().join("ordered");
+    std::fs::create_dir(&folder).unwrap();
+    write_folder(&folder, &tensors, GPTQ);
+    let source = Weights::open(&folder).unwrap();
+    let to = dir.path().join("to");
+    assert_names(&text_of(converted(&source, &to, Target::CompressedTensors)), &["h.0.m", "no act-order"]);
+    let target = Target::CompressedTensors;
+    let again = Conversion { target, bits: None, group: None, channel_scale: None, requantize: true };
+    let rounded = convert(Job::new(&source, &to), again).unwrap().requantized;
+    assert!(matches!(&rounded[..], [(name, why)] if name == "h.0.m" && why.contains("act-order")), "{rounded:?}");
+}
+
+#[test]
+fn scales_that_f16_holds_coarsely_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |name: &str, factor: f32| {
+        // Rows of zeros have scales of 0, and lose nothing.
+        let w: Vec<f32> = (0..32 * 64).map(|i| if i < 64 { 0.0 } else { factor * (i % 7) as f32 }).collect();
+        let folder = dir.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        write_folder(&folder, &[tensor("h.0.m.weight", DType::F32, &[32, 64], &w)], "{}");
+        let (source, to) = (Weights::open(&folder).unwrap(), dir.path().join(format!("{name}-4")));
+        let quantization = Quantization {
+            target: Target::Native,
+            format: &mut |_| Some(FORMAT),
+            quantize: &mut |_, weight, format| {
+                let LinearWeight::Dense { floats, shape } = weight else { panic!("codes") };
+                rtn(floats.as_floats(), *shape, format, Rtn::default())
+            },
+            dense: &mut |_| None,
+            untied: None,
+        };
+        let findings = write_model(Job::new(&source, &to), quantization).unwrap().findings;
+        findings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(of("usual", 1e-2), [""; 0]);
+    let [told] = of("small", 1e-5).try_into().unwrap();
+    assert_names(&told, &["h.0.m: 62 of 64 scales are below 6.1e-5", " 0 of them became 0"]);
+    let [told, _] = of("lost", 1e-9).try_into().unwrap();
+    assert_names(&told, &["62 of 64 scales", "62 of them became 0"]);
 }

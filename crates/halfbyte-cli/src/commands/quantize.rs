@@ -176,6 +176,11 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         let usual = "other programs read powers of two from 16 to 1024, as a rule 128";
         app.note(&format!("note: hardly anybody else reads GPTQ files with groups of {size}: {usual}"));
     }
+    if args.bits == 2 && !args.asym && args.rtn.symmetric_range == SymmetricRange::Narrow {
+        app.note(
+            "note: symmetric codes of 2 bits stand for -1, 0 and 1 times a scale: --asym, or --symmetric-range full, loses far less",
+        );
+    }
     if args.to == FormArg::Awq && head.is_some() {
         app.note(
             "note: vLLM and SGLang read the head of this form as codes; transformers does not, and fills it at random",

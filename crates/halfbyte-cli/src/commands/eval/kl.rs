@@ -69,7 +69,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let cpu = app.cpu()?;
     let documents = args.windows.documents(app, args.load.tp.into())?;
     let model = args.load.load(app, &args.model)?;
-    let reference = LoadArgs::AS_STORED.load(app, &args.reference)?;
+    let as_stored = LoadArgs { hint: args.load.hint, ..LoadArgs::AS_STORED };
+    let reference = as_stored.load(app, &args.reference)?;
     let mut tokens = eval::shared_token_stream(
         (&tokenizer(&args.model)?, model.config().bos),
         (&tokenizer(&args.reference)?, reference.config().bos),

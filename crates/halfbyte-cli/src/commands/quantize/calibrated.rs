@@ -6,7 +6,7 @@ use crate::args::{ActArg, RtnArgs};
 use crate::escape::escaped;
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
-use crate::model::{files_of, tokenizer};
+use crate::model::files_of;
 use crate::progress::{Progress, Unit};
 use crate::side_file;
 use crate::text::{Align, table};
@@ -15,7 +15,7 @@ use halfbyte::{Act, WeightFormat};
 use halfbyte_checkpoint::folder::check_target;
 use halfbyte_checkpoint::{Error as CheckpointError, Job, Quantization, Replacement, Target, Weights, write_model};
 use halfbyte_llm::calibrate::{self, ActivationReport, ByAwq, ByGptq, Doing, Finished, LayerReport, RoundToNearest};
-use halfbyte_llm::{Config, Error as LlmError, eval};
+use halfbyte_llm::{Config, Error as LlmError, Tokenizer, eval};
 use serde::Serialize;
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -181,7 +181,10 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
     inputs.push(task.text.to_owned());
     if let Some(path) = &calibration.report {
         // Before hours of work: whether it can be written there.
-        side_file::check("--report", path, task.overwrite, &inputs, Some(&result.output))?;
+        let work = calibrate::work_folder(&result.output)?;
+        for place in [&result.output, &work] {
+            side_file::check("--report", path, task.overwrite, &inputs, Some(place))?;
+        }
     }
     let config = Config::from_weights(source)?;
     let tokens = tokens(task, &config)?;
@@ -246,7 +249,7 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
 fn tokens(task: &Task<'_>, config: &Config) -> Result<Vec<u32>> {
     let CalibrationArgs { samples, window, .. } = *task.calibration;
     let documents = eval::documents(task.text)?;
-    let tokenizer = tokenizer(task.source.folder())?;
+    let tokenizer = Tokenizer::from_weights(task.source)?;
     let tokens = calibrate::windows(&tokenizer, &documents, config.bos, window, samples)?;
     match tokens.len() / window {
         0 => Err(Failure::new(
@@ -322,6 +325,7 @@ fn write(task: &Task<'_>, finished: &Finished, result: &mut Quantized) -> Result
         other => other.into(),
     })?;
     drop(progress);
+    task.app.findings(&written.findings);
     result.output = written.path;
     result.sizes.bytes_after = written.tensor_bytes;
     result.sizes.modules = written.quantized;
@@ -337,6 +341,11 @@ fn resumable(error: LlmError, target: &Path) -> Failure {
             format!("asked to stop (Ctrl-C or a signal); finished blocks are kept in {}", folder.display()),
             "run the same command again to go on",
         ),
+        // Blocks that were finished before, or by another run, are still there.
+        (error, Ok(folder)) if folder.is_dir() => {
+            let kept = format!("finished blocks are kept in {}; --restart discards them", folder.display());
+            Failure::from(error).and_help(&kept)
+        }
         (error, _) => error.into(),
     }
 }
