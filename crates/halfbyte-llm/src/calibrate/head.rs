@@ -3,7 +3,8 @@
 use super::activations::ActivationError;
 use super::inputs::{DriftOf, Inputs};
 use super::method::Layers;
-use super::piece::{Streams, quantized};
+use super::outcomes::quantized;
+use super::piece::Streams;
 use super::report::reports;
 use super::{Doing, Job, Watch, work};
 use crate::arch::spec::{LinearGroup, NormKind, Shape};

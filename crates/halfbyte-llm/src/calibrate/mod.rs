@@ -26,6 +26,7 @@ mod block;
 mod head;
 mod inputs;
 mod method;
+mod outcomes;
 mod piece;
 mod plan;
 mod report;
