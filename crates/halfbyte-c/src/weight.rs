@@ -143,6 +143,22 @@ pub extern "C" fn halfbyte_weight_rtn_conv2d(
     })
 }
 
+/// Elements that stay when what lends them is gone. Error: memory is short.
+fn owned<T: Copy>(values: Cow<'_, [T]>) -> halfbyte::Result<Cow<'static, [T]>> {
+    let values = match values {
+        Cow::Owned(values) => values,
+        Cow::Borrowed(values) => {
+            let mut copy = Vec::new();
+            let requested_bytes = size_of_val(values);
+            copy.try_reserve_exact(values.len())
+                .map_err(|_| halfbyte::Error::Memory { op: "weight", requested_bytes })?;
+            copy.extend_from_slice(values);
+            copy
+        }
+    };
+    Ok(Cow::Owned(values))
+}
+
 /// Copies floats [n, k] of the host, to be multiplied exactly.
 #[unsafe(no_mangle)]
 pub extern "C" fn halfbyte_weight_dense(
@@ -155,9 +171,9 @@ pub extern "C" fn halfbyte_weight_dense(
         let shape = w.dimensions::<2>()?;
         // SAFETY: the caller's tensor, which the call alone reads.
         let floats = match unsafe { w.floats() }? {
-            Floats::F16(v) => FloatData::F16(Cow::Owned(v.to_vec())),
-            Floats::BF16(v) => FloatData::BF16(Cow::Owned(v.to_vec())),
-            Floats::F32(v) => FloatData::F32(Cow::Owned(v.to_vec())),
+            Floats::F16(v) => FloatData::F16(owned(Cow::Borrowed(v))?),
+            Floats::BF16(v) => FloatData::BF16(owned(Cow::Borrowed(v))?),
+            Floats::F32(v) => FloatData::F32(owned(Cow::Borrowed(v))?),
         };
         out.give(halfbyte_weight::new(Data::Dense(floats, shape), None))
     })
@@ -182,9 +198,9 @@ pub extern "C" fn halfbyte_weight_load(
             LinearWeight::Quantized(w) => Data::Quantized(w, act),
             LinearWeight::Dense { floats, shape } => {
                 let floats = match floats {
-                    FloatData::F16(v) => FloatData::F16(Cow::Owned(v.into_owned())),
-                    FloatData::BF16(v) => FloatData::BF16(Cow::Owned(v.into_owned())),
-                    FloatData::F32(v) => FloatData::F32(Cow::Owned(v.into_owned())),
+                    FloatData::F16(v) => FloatData::F16(owned(v)?),
+                    FloatData::BF16(v) => FloatData::BF16(owned(v)?),
+                    FloatData::F32(v) => FloatData::F32(owned(v)?),
                 };
                 Data::Dense(floats, shape)
             }
@@ -227,7 +243,10 @@ pub extern "C" fn halfbyte_weight_dequantize(
         };
         match &weight.data {
             Data::Quantized(w, _) => out.copy_from_slice(&StoredTensor::from(w).values()?),
-            Data::Dense(w, _) => out.copy_from_slice(&w.to_f32()),
+            Data::Dense(w, _) => {
+                let floats = w.as_floats();
+                out.iter_mut().enumerate().for_each(|(i, out)| *out = floats.get(i));
+            }
         }
         Ok(())
     })

@@ -1,11 +1,11 @@
 //! Files: `Checkpoint` with its layers by name, tensors of memory as files would have them, `inspect`, `verify`.
 
-use crate::device::{self, place_of};
-use crate::error::{Failure, Result, invalid};
+use crate::device::{self, Signals, place_of};
+use crate::error::{Result, invalid};
 use crate::linear::{Linear, activation_of, bias_of};
 use crate::number;
 use crate::quantize::QuantizedTensor;
-use crate::tensor::{DataType, Input, Place, numpy_array};
+use crate::tensor::{DataType, Input, Place, numpy_array, widened};
 use halfbyte::{Act, Format, Group, StoredTensor, Weight};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{self as checkpoint, Hint, LinearWeight, MemoryTensor, StoredLinear, StoredWeight, Weights};
@@ -15,7 +15,6 @@ use pyo3::types::PyMapping;
 use serde_json::{Map, Value};
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::Mutex;
 
 /// What becomes of activations by its name.
 pub fn act_of(name: &str) -> PyResult<Act> {
@@ -142,7 +141,8 @@ impl Checkpoint {
     /// A float tensor as a numpy array of float32.
     fn floats<'py>(&self, py: Python<'py>, name: &str) -> Result<Bound<'py, PyAny>> {
         let shape = self.tensor_info(name)?.1;
-        let values = py.detach(|| self.weights.checkpoint().floats(name).map(|floats| floats.to_f32()))?;
+        let floats = py.detach(|| self.weights.checkpoint().floats(name))?;
+        let values = py.detach(|| widened(floats.as_floats()))?;
         Ok(numpy_array(py, &values, &shape, DataType::F32)?)
     }
 
@@ -222,7 +222,7 @@ pub fn _inspect(
 #[pyfunction]
 pub fn _verify(py: Python<'_>, first: PathBuf, second: PathBuf) -> Result<String> {
     let signals = Signals::default();
-    let found = device::compute(py, || {
+    let found = device::compute_watching(py, &signals, || {
         let (first, second) = (Weights::open(&first)?, Weights::open(&second)?);
         checkpoint::verify(&first, &second, &mut |_, _, _| !signals.came())
     });
@@ -241,31 +241,6 @@ pub fn text_of(value: &impl serde::Serialize) -> PyResult<String> {
 
 fn unsaid(error: serde_json::Error) -> PyErr {
     PyRuntimeError::new_err(format!("json: {error}"))
-}
-
-/// Looks for Ctrl-C in long work, which has let go of Python's lock.
-#[derive(Default)]
-pub struct Signals(Mutex<Option<PyErr>>);
-
-impl Signals {
-    /// Whether there was one.
-    pub fn came(&self) -> bool {
-        match Python::attach(|py| py.check_signals()) {
-            Ok(()) => false,
-            Err(error) => {
-                *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error);
-                true
-            }
-        }
-    }
-
-    /// A result, or the exception that a signal raised.
-    pub fn first<T, E: Into<Failure>>(&self, result: std::result::Result<T, E>) -> Result<T> {
-        match self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take() {
-            Some(error) => Err(error.into()),
-            None => result.map_err(Into::into),
-        }
-    }
 }
 
 /// A format in the spelling that the library gives it. *Error:* no format.

@@ -1,6 +1,6 @@
 //! What computes: the team of threads, and GPUs with a queue for each stream that callers work in. After a fork a process has its own.
 
-use crate::error::{Result, invalid};
+use crate::error::{Failure, Result, invalid};
 use crate::number;
 use crate::tensor::Place;
 use halfbyte::cuda::Gpu;
@@ -10,7 +10,9 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::ptr::without_provenance_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// All that lives as long as the process.
 #[derive(Default)]
@@ -206,6 +208,78 @@ pub fn compute<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
         Some(pool) => pool.install(work),
         None => work(),
     })
+}
+
+/// The same with what a lock holds. The calling thread takes it, and no thread of a pool: such a thread may do another task while it
+/// waits for its own, and would wait there for what it holds.
+pub fn compute_holding<H: Send, T: Send>(py: Python<'_>, lock: &Mutex<H>, work: impl FnOnce(&mut H) -> T + Send) -> T {
+    let pool = devices(py).as_ref().and_then(|devices| devices.pool.clone());
+    py.detach(|| {
+        let mut held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = &mut *held;
+        match pool {
+            Some(pool) => pool.install(|| work(held)),
+            None => work(held),
+        }
+    })
+}
+
+/// The same on a thread of its own, while this one, which may be the only one that Python tells of signals, looks for them.
+pub fn compute_watching<T: Send>(py: Python<'_>, signals: &Signals, work: impl FnOnce() -> T + Send) -> T {
+    const LOOK: Duration = Duration::from_millis(100);
+    /// Tells the thread that waits, also where the work panics.
+    struct Done<'a>(&'a AtomicBool, std::thread::Thread);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+            self.1.unpark();
+        }
+    }
+    let pool = devices(py).as_ref().and_then(|devices| devices.pool.clone());
+    let (done, waits) = (AtomicBool::new(false), std::thread::current());
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let _done = Done(&done, waits);
+            match pool {
+                Some(pool) => pool.install(work),
+                None => work(),
+            }
+        });
+        while !done.load(Ordering::Acquire) {
+            py.detach(|| std::thread::park_timeout(LOOK));
+            signals.look(py);
+        }
+        py.detach(|| worker.join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Ctrl-C in long work, which has let go of Python's lock.
+#[derive(Default)]
+pub struct Signals {
+    came: AtomicBool,
+    raised: Mutex<Option<PyErr>>,
+}
+
+impl Signals {
+    /// Whether there was one.
+    pub fn came(&self) -> bool {
+        self.came.load(Ordering::Relaxed)
+    }
+
+    fn look(&self, py: Python<'_>) {
+        if let Err(error) = py.check_signals() {
+            *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            self.came.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A result, or the exception that a signal raised.
+    pub fn first<T, E: Into<Failure>>(&self, result: std::result::Result<T, E>) -> Result<T> {
+        match self.raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(error.into()),
+            None => result.map_err(Into::into),
+        }
+    }
 }
 
 /// Called in each process that was forked, before anything else: its threads and GPUs stayed behind.

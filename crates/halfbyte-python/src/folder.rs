@@ -1,7 +1,7 @@
 //! Whole model folders: `convert`, and `quantize_model`, which rounds to nearest.
 
-use crate::checkpoint::{Signals, group_of, text_of};
-use crate::device;
+use crate::checkpoint::{group_of, text_of};
+use crate::device::{self, Signals};
 use crate::error::{Result, invalid};
 use crate::number;
 use crate::quantize::Rounding;
@@ -58,7 +58,7 @@ pub fn _convert(
     let channel_scale = two_level.then_some(Float::F16);
     let conversion = Conversion { target: target_of(to)?, bits, group, channel_scale, requantize };
     let signals = Signals::default();
-    let converted = device::compute(py, || {
+    let converted = device::compute_watching(py, &signals, || {
         let weights = Weights::open_with(&source, Hint { group, ..Hint::default() })?;
         let came = || signals.came();
         let job = Job { overwrite, cancel: Some(&came), ..Job::new(&weights, &output) };
@@ -66,7 +66,7 @@ pub fn _convert(
     });
     let converted = signals.first(converted)?;
     let told = json!({
-        "path": converted.written.path,
+        "path": converted.written.path.to_string_lossy(),
         "to": to,
         "bytes": converted.written.tensor_bytes,
         "modules": converted.written.quantized,
@@ -94,7 +94,7 @@ pub fn _quantize_model(
     let format = format.parse::<Format>()?.weight;
     let (target, options) = (target_of(to)?, Rounding::new(OP, search, symmetric, format)?.rtn);
     let signals = Signals::default();
-    let written = device::compute(py, || {
+    let written = device::compute_watching(py, &signals, || {
         let weights = Weights::open(&source)?;
         let layers = linears(&weights)?;
         if let Some(layer) = layers.iter().find(|layer| layer.source.is_some()) {
@@ -129,7 +129,7 @@ pub fn _quantize_model(
     });
     let written = signals.first(written)?;
     let told = json!({
-        "path": written.path,
+        "path": written.path.to_string_lossy(),
         "to": to,
         "bytes": written.tensor_bytes,
         "modules": written.quantized,

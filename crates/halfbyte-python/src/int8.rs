@@ -274,6 +274,14 @@ impl LinearInt8 {
         let [n, k] = self.sizes;
         format!("LinearInt8(in_features={k}, out_features={n}, out={}, device={})", self.y_type, self.device())
     }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
 }
 
 /// What belongs to a weight, put together.
@@ -405,5 +413,13 @@ impl Conv2dInt8 {
     fn __repr__(&self) -> String {
         let Geometry { ci, co, kernel: [kh, kw], .. } = self.geometry;
         format!("Conv2dInt8({ci}, {co}, kernel_size=({kh}, {kw}), out={}, device={})", self.y_type, self.device())
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
     }
 }

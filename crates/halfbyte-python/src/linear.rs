@@ -6,6 +6,7 @@ use crate::number;
 use crate::quantize::{QuantizedTensor, Rounding, matrix};
 use crate::tensor::{
     DataType, Input, Output, Place, Shape, Tensor, copied, float_of, numpy_array, rows_of, same_place, wrong_type,
+    zeroed,
 };
 use halfbyte::cpu::matmul::Packed;
 use halfbyte::cuda::matmul::dequantize;
@@ -332,11 +333,11 @@ impl Linear {
         match &self.layer {
             Layer::Cpu(linear) => {
                 let values = device::compute(py, || {
-                    let mut values = vec![0f32; rows * k];
+                    let mut values = zeroed::<f32>(rows * k)?;
                     let row = |(i, out): (usize, &mut [f32])| linear.packed().row(start + i, out);
                     values.par_chunks_mut(k.max(1)).enumerate().for_each(row);
-                    values
-                });
+                    Ok::<_, halfbyte::Error>(values)
+                })?;
                 Ok(numpy_array(py, &values, &[rows, k], DataType::F32)?)
             }
             Layer::Cuda(index, linear) => {

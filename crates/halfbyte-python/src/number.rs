@@ -71,8 +71,16 @@ fn is_truth_value(value: &Bound<'_, PyAny>) -> bool {
     value.is_instance_of::<PyBool>() || value.get_type().name().is_ok_and(|name| name == "bool" || name == "bool_")
 }
 
-/// TypeError: truth values among the elements of what has some.
+/// Numbers of a list, at most: memory for all is taken at once, and a length is what an object says it is.
+const MOST: usize = 1 << 28;
+
+/// TypeError: truth values among the elements of what has some; ValueError: more than there can be.
 pub fn refuse_truth_values(value: &Bound<'_, PyAny>, expected: &str) -> PyResult<()> {
+    if let Ok(len) = value.len()
+        && len > MOST
+    {
+        return Err(PyValueError::new_err(format!("expected at most {MOST} numbers, got {len}")));
+    }
     // What has no length may have no end.
     let elements = value.len().and_then(|_| value.try_iter());
     for element in elements.into_iter().flatten() {
@@ -99,9 +107,8 @@ impl<'py> FromPyObject<'_, 'py> for Ids {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let ids = value.extract()?;
         refuse_truth_values(&value, INDICES)?;
-        Ok(Self(ids))
+        Ok(Self(value.extract()?))
     }
 }
 

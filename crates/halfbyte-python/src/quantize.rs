@@ -4,9 +4,8 @@ use crate::device;
 use crate::error::{Result, invalid};
 use crate::number::{self, Ids};
 use crate::tensor::{DataType, Input, copied, float_of, numpy_array, wrong_type};
-use halfbyte::format::reference;
 use halfbyte::quantize::{self as library, Gptq, Rtn, SymmetricScale, awq_scales, gptq, rtn, rtn_clipped};
-use halfbyte::{Act, Floats, Format, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::{Act, Floats, Format, QTensor, StoredTensor, WeightFormat, Zero, Zeros};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -139,11 +138,9 @@ impl QuantizedTensor {
     }
 
     /// What the codes stand for, `[n, k]` as float32, rounded once.
-    fn dequantize<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let values = device::compute(py, || -> Vec<f32> {
-            reference::dequantize(&self.tensor).into_iter().map(|v| v as f32).collect()
-        });
-        numpy_array(py, &values, &[self.tensor.n(), self.tensor.k()], DataType::F32)
+    fn dequantize<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
+        let values = device::compute(py, || StoredTensor::from(&*self.tensor).values())?;
+        Ok(numpy_array(py, &values, &[self.tensor.n(), self.tensor.k()], DataType::F32)?)
     }
 
     fn __repr__(&self) -> String {
@@ -202,8 +199,7 @@ impl Hessian {
         let x = Input::of(x, OP)?;
         self.claim(py)?;
         let (values, last) = (x.to_f32(OP)?, x.shape().last().copied());
-        device::compute(py, || {
-            let mut hessian = self.lock();
+        device::compute_holding(py, &self.inner, |hessian| {
             let k = hessian.k();
             if last != Some(k) {
                 let got = last.map_or_else(|| "a scalar".to_owned(), |last| format!("one of {last}"));
@@ -358,14 +354,13 @@ pub fn quantize(
         }
     };
     let options = Gptq { damping, act_order, static_groups, symmetric: rtn_options.symmetric, search };
-    let (tensor, input_scales) = device::compute(py, || -> halfbyte::Result<_> {
-        let Some(hessian) = hessian else { return Ok((rtn(floats, shape, format, rtn_options)?, None)) };
-        let hessian = hessian.lock();
-        match method {
-            "gptq" => Ok((gptq(floats, shape, format, &hessian, options)?.weights, None)),
-            _ => awq(floats, shape, format, &hessian, rtn_options.symmetric).map(|(q, scales)| (q, Some(scales))),
-        }
-    })?;
+    let (tensor, input_scales) = match hessian {
+        None => (device::compute(py, || rtn(floats, shape, format, rtn_options))?, None),
+        Some(hessian) => device::compute_holding(py, &hessian.inner, |hessian| match method {
+            "gptq" => Ok((gptq(floats, shape, format, hessian, options)?.weights, None)),
+            _ => awq(floats, shape, format, hessian, rtn_options.symmetric).map(|(q, scales)| (q, Some(scales))),
+        })?,
+    };
     Ok(QuantizedTensor { tensor: Arc::new(tensor), act, input_scales })
 }
 

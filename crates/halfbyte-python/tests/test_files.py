@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -182,3 +183,10 @@ def test_a_model_folder_without_a_tokenizer_is_refused(quantized: Path, tmp_path
     (folder / "tokenizer.json").unlink()
     with pytest.raises((OSError, ValueError)):
         halfbyte.load(folder)
+
+
+def test_paths_that_are_no_text_are_written_and_told(tmp_path: Path) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/o\xff")
+    told = halfbyte.quantize_model(STDLIB, odd, "w4a16-g128")
+    assert told["path"].endswith("o\ufffd") and Path(odd).is_dir()
+    assert halfbyte.convert(odd, odd + "2", "compressed-tensors")["modules"] == told["modules"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,3 +211,41 @@ def test_ctrl_c_ends_a_text(read: str) -> None:
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": _path()})
     # A loop hears of it between two pieces, too, and has not closed the text then.
     assert out.stdout.strip() in ("cancelled True", "None True"), out.stderr
+
+
+def test_threads_share_a_hessian_where_their_number_was_set() -> None:
+    """No thread of the pool waits for what it holds itself."""
+    program = (
+        "import halfbyte, numpy as np, threading\n"
+        "halfbyte.set_num_threads(2)\n"
+        "hessian, x = halfbyte.Hessian(256), np.random.default_rng(1).normal(size=(64, 256)).astype('f4')\n"
+        "def work():\n"
+        "    for _ in range(40): hessian.add(x)\n"
+        "    for method in ('gptq', 'awq'): halfbyte.quantize(x, 'w4a16-g128', method=method, hessian=hessian)\n"
+        "threads = [threading.Thread(target=work) for _ in range(4)]\n"
+        "[thread.start() for thread in threads]\n"
+        "[thread.join() for thread in threads]\n"
+        "print(hessian.rows)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": _path()})
+    assert out.stdout.strip() == str(4 * 40 * 64), out.stderr
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+def test_ctrl_c_ends_the_work_on_a_model(threads: int | None, tmp_path: Path) -> None:
+    program = (
+        "import halfbyte, os, signal, threading\n"
+        f"halfbyte.set_num_threads({threads})\n"
+        "def work():\n"
+        f"    halfbyte.quantize_model({str(STDLIB)!r}, {str(tmp_path / 'out')!r}, 'w4a16-g32', search=True, overwrite=True)\n"
+        "threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "ended = 0\n"
+        "try:\n"
+        "    while True: work(); ended += 1\n"
+        "except KeyboardInterrupt: print('interrupted', ended)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": _path()})
+    assert out.stdout.startswith("interrupted"), out.stderr
+    # What was not written to its end is not there.
+    done = int(out.stdout.split()[1])
+    assert (tmp_path / "out").exists() == (done > 0)

@@ -272,6 +272,8 @@ def test_memory_that_is_short_is_a_memory_error() -> None:
         "w = np.zeros((4096, 4096), np.float32)\n"
         "kernels = w.reshape(4096, 1024, 2, 2)\n"
         "halfbyte.Linear(w[:64], format='w4a16')\n"
+        "quantized = halfbyte.quantize(w, 'w4a16')\n"
+        "layer = halfbyte.Linear(quantized)\n"
         "halfbyte.Conv2d(kernels[:64], format='w4a16')\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), -1))\n"
@@ -286,7 +288,26 @@ def test_memory_that_is_short_is_a_memory_error() -> None:
         "for format in (None, 'w4a16', 'w8a8', 'w8a16-tensor'):\n"
         "    refused(lambda: halfbyte.Conv2d(kernels, format=format))\n"
         "refused(lambda: halfbyte.Conv2dInt8(kernels.view(np.int8), 0.1, x_scale=0.1))\n"
+        "refused(lambda: quantized.dequantize())\n"
+        "refused(lambda: layer.dequantize())\n"
         "print('done')\n"
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert out.stdout.strip() == "done", out.stderr
+
+
+def test_lengths_that_no_list_of_numbers_has() -> None:
+    class Liar(list):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 2**62
+
+    model = halfbyte.load(STDLIB)
+    q = halfbyte.quantize(W, "w4a16-g32")
+    for call, option in (
+        (lambda: model.decode(range(10**13)), "tokens"),
+        (lambda: model.generate(Liar([1, 2])), "prompt"),
+        (lambda: halfbyte.QuantizedTensor("w4a16-g32", q.codes(), q.scales(), None, range(10**13)), "group_index"),
+        (lambda: halfbyte.LinearInt8(np.ones((2, 4), np.int8), range(10**13), x_scale=0.1), "weight_scale"),
+    ):
+        with pytest.raises(ValueError, match=f"^{option}: expected"):
+            call()

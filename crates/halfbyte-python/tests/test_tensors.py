@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -218,3 +219,9 @@ def test_a_device_that_is_not_there() -> None:
 
 def test_devices_may_be_what_torch_calls_them() -> None:
     assert halfbyte.Linear(W, format="w4a16-g32", device=torch.device("cpu")).device == "cpu"
+
+
+def test_layers_of_bytes_are_copied_as_others_are() -> None:
+    codes = np.ones((2, 4, 1, 1), np.int8)
+    for layer in (halfbyte.LinearInt8(codes[:, :, 0, 0], 0.1, x_scale=0.1), halfbyte.Conv2dInt8(codes, 0.1, x_scale=0.1)):
+        assert copy.copy(layer) is layer and copy.deepcopy({"layer": layer})["layer"] is layer

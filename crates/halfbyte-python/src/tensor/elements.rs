@@ -1,8 +1,8 @@
 //! Elements of tensors: where they lie in memory of the host, and copies of them.
 
 use crate::error::Failure;
-use bytemuck::Pod;
 use bytemuck::allocation::try_zeroed_vec;
+use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 use halfbyte::Floats;
 use halfbyte::cuda::driver::View;
@@ -49,9 +49,14 @@ fn short<T>(len: usize) -> halfbyte::Error {
     halfbyte::Error::Memory { op: "tensor", requested_bytes: len.saturating_mul(size_of::<T>()) }
 }
 
+/// That many zeros. Error: memory is short.
+pub fn zeroed<T: Zeroable>(len: usize) -> halfbyte::Result<Vec<T>> {
+    try_zeroed_vec(len).map_err(|()| short::<T>(len))
+}
+
 /// A copy of elements of a GPU. Errors: memory is short; what the GPU says.
 pub fn downloaded<T: Pod>(queue: &halfbyte::Cuda, view: View<'_, T>) -> halfbyte::Result<Vec<T>> {
-    let mut to = try_zeroed_vec(view.len()).map_err(|()| short::<T>(view.len()))?;
+    let mut to = zeroed(view.len())?;
     queue.stream().download(view, &mut to)?;
     Ok(to)
 }

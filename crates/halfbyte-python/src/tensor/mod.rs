@@ -16,7 +16,7 @@ mod output;
 mod owned;
 
 pub use dlpack::DataType;
-pub use elements::copied;
+pub use elements::{copied, widened, zeroed};
 pub use input::Input;
 pub use output::{Output, numpy_array};
 pub use owned::Tensor;

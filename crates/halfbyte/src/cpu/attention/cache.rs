@@ -6,6 +6,7 @@ use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::error::{Error, Result};
 use crate::kv_pages::{Copied, PAGE_LENGTH, Pages, Sequence, unknown};
+use crate::memory::short;
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
@@ -282,13 +283,7 @@ impl KvCache {
     fn allocate(&mut self, pages: usize) -> Result<()> {
         let lines = self.layers * self.heads.kv_heads * self.head_page() / size_of::<Line>();
         while self.memory.len() < pages {
-            let page = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| Error::Device {
-                op: OP,
-                cause: format!(
-                    "expected {} bytes of memory for the next positions, got none",
-                    lines * size_of::<Line>()
-                ),
-            })?;
+            let page = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| short::<Line>(OP, lines))?;
             self.memory.push(page);
         }
         Ok(())
