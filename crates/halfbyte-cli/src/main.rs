@@ -99,6 +99,11 @@ fn main() -> ExitCode {
 
 fn dispatch(cli: Cli, given: Given) -> Result<()> {
     interrupt::refuse_large_files().map_err(|e| Failure::device("cannot block a signal", e.to_string()))?;
+    // Before the work and not behind it: results name the places that they are of.
+    if cli.common.json && std::env::args_os().any(|given| given.to_str().is_none()) {
+        let what = "an argument is not UTF-8, which --json cannot tell";
+        return Err(Failure::usage(what, "JSON is text of whole characters", "leave --json out, or give another name"));
+    }
     let app = App::new(cli.common, given)?;
     interrupt::install(!matches!(cli.command, Command::Run(_)))
         .map_err(|e| Failure::device("cannot listen for Ctrl-C", e.to_string()))?;

@@ -311,3 +311,9 @@ def test_lengths_that_no_list_of_numbers_has() -> None:
     ):
         with pytest.raises(ValueError, match=f"^{option}: expected"):
             call()
+
+
+def test_numpy_has_no_bfloat16() -> None:
+    layer = halfbyte.LinearInt8(np.ones((2, 64), np.int8), 0.1, x_scale=0.1, y_dtype="bfloat16")
+    with pytest.raises(TypeError, match="^result: expected a type that numpy has, .* got bfloat16"):
+        layer(np.ones((1, 64), np.uint8))

@@ -259,4 +259,8 @@ fn words_that_are_no_text_are_wrong_usage_like_others() {
         assert_eq!(out.status.code(), Some(2), "{error}");
         assert!(error.starts_with("error: wrong usage"), "{error}");
     }
+    // Results name their places, which JSON cannot.
+    let out = halfbyte(&["inspect", "--json"]).arg(odd).output().unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    assert!(text(&out.stderr).contains("an argument is not UTF-8"), "{}", text(&out.stderr));
 }

@@ -89,6 +89,9 @@ impl<'py> Output<'py> {
 
     /// Of numpy, or of cupy, which is alike.
     fn of_module(py: Python<'py>, name: &str, x: &Input<'py>, shape: Shape, dtype: DataType) -> PyResult<Self> {
+        if dtype == DataType::BF16 {
+            return Err(wrong_type("result", &format!("a type that {name} has, or an out of {dtype}"), dtype));
+        }
         let module = py.import(name)?;
         let sizes = PyTuple::new(py, shape.iter())?;
         let dtype_name = dtype.to_string();
