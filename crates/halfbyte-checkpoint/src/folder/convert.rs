@@ -47,7 +47,7 @@ pub struct Converted {
 /// own have), heads where it has none of their format, in GGUF where its blocks do not have their numbers: see
 /// [`Converted::made_dense`].
 ///
-/// *Errors:* a source in which nothing is quantised (for GGUF it may be dense), or that is the part of a rank; bits or groups that
+/// *Errors:* a source in which nothing is quantised (for GGUF it may be dense, where no bits or groups are asked for), or that is the part of a rank; bits or groups that
 /// were asked for and that the form has not; a module whose numbers the form cannot hold, with the first of them; otherwise as
 /// [`write_model`]. After an error nothing is left.
 pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
