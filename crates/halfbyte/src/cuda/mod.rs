@@ -143,11 +143,6 @@ impl Caps {
         }
     }
 
-    /// Seconds that memory takes to bring so many bytes; 0: unknown.
-    pub fn seconds_of_memory(&self, bytes: usize) -> f64 {
-        if self.memory_mb_per_s == 0 { 0.0 } else { bytes as f64 * 1e-6 / f64::from(self.memory_mb_per_s) }
-    }
-
     /// A processor of which nothing else is known: to enumerate what is compiled for it.
     pub(crate) fn of_arch(arch: Arch) -> Self {
         let (multiprocessors, shared_bytes) = (108, arch.shared_bytes());

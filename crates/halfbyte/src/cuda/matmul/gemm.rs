@@ -92,6 +92,9 @@ pub(super) trait Gemm: Sized + 'static {
     /// The configuration for one of these tiles, and blocks at once. It takes no clusters.
     fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Self::Config, usize);
 
+    /// Microseconds that a product with several weights of a shape is expected to take in such tiles, of which there are so many columns.
+    fn grouped_microseconds(form: &Form, tokens: usize, shape: [usize; 2], columns: f64, caps: &Caps) -> f64;
+
     /// What a weight keeps prepared for it.
     fn products(w: &Weights) -> &Products<Self>;
 

@@ -1,7 +1,7 @@
 //! Grouped GEMM: products with several weights of one shape and format, each with rows of its own, in one launch.
 //!
 //! ```text
-//! tile = grouped.tile(rows a weight)
+//! tile = grouped.tile(how rows are dealt out)
 //! list of columns of tiles, on the device      nn/assign.rs, or whoever sorts rows by weight
 //! grouped.run(.., GroupedCall { list, x, y })    the kernels of gemm.rs, compiled with HB_GROUPED
 //! ```
@@ -9,6 +9,8 @@
 //! Which rows are whose is read on the device, so that a launch that is recorded serves every choice of weights. Weights that
 //! [`super::Packer::pack_gated`] has packed leave `f(gate) · other` of each pair of outputs, in the type of x; others leave sums
 //! in f32.
+
+mod cost;
 
 use super::gemm::{self, Gemm, Operands, Placed, X};
 use super::kernel::Answer;
@@ -27,6 +29,8 @@ use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::tensor::Float;
+pub use cost::Dealt;
+pub(super) use cost::{clocks_by_mma, microseconds};
 use std::fmt::Debug;
 
 const OP: &str = "grouped";
@@ -125,7 +129,7 @@ macro_rules! first_kernel {
 
 /// A kernel for the weights.
 trait Product: Debug + Send + Sync {
-    fn tile(&self, caps: &Caps, rows: f64) -> usize;
+    fn microseconds(&self, caps: &Caps, tile: usize, columns: f64) -> f64;
     fn tiles(&self) -> &[usize];
     fn alignment(&self) -> usize;
     fn workspace_bytes(&self, caps: &Caps, tile: usize, rows: usize) -> usize;
@@ -181,26 +185,6 @@ pub(in crate::cuda) fn with_output_function(of: Instance, activation: Activation
 fn instance(config: impl Tile, form: &Form, gate: Option<Gate>) -> Instance {
     let plain = config.instance(form, Activation::None).defining("GROUPED", 1);
     with_output_function(plain, Activation::None, gate)
-}
-
-/// Clocks that a multiprocessor takes for a row of x and an atom of weights, and rows whose time an atom takes by itself, for its
-/// conversion: what fits tiles of 8 to 128 rows within 11 % (one H200, Mixtral's and Qwen3's sizes, 4 bits). That an atom comes from
-/// the second-level cache takes half the time that memory takes.
-const CLOCKS_OF_ROW: f64 = 5.0;
-const ROWS_OF_CONVERSION: f64 = 32.0;
-
-/// Clocks of a multiprocessor for an atom of a weight that so many rows have chosen on average, by chance, in tiles of so many: the
-/// first column of tiles waits for memory or for the tensor cores, others for the cache or for these.
-fn time_of_weight(caps: &Caps, atom_bytes: usize, tile: usize, rows: f64) -> f64 {
-    let memory = caps.clocks_of_memory(atom_bytes);
-    let computing = CLOCKS_OF_ROW * (tile as f64 + ROWS_OF_CONVERSION);
-    // Of a Poisson distribution, which is normal where there are many: the columns that rows take, and whether there are any.
-    let (deviation, tile) = (rows.sqrt().max(1e-9), tile as f64);
-    let more_than = |count: f64| 0.5 * libm::erfc((count + 0.5 - rows) / (deviation * std::f64::consts::SQRT_2));
-    let most = ((rows + 6.0 * deviation) / tile).ceil() as usize;
-    let some = 1.0 - (-rows).exp();
-    let others: f64 = (1..=most).map(|columns| more_than(columns as f64 * tile)).sum();
-    some * memory.max(computing) + others * (memory / 2.0).max(computing)
 }
 
 /// All configurations of a kernel for some forms, for the record of what kernels take: with gates where y is a half, and then of a weight
@@ -288,9 +272,11 @@ impl Grouped {
         self.outputs
     }
 
-    /// Rows of a tile where each weight has so many rows on average, dealt out by chance.
-    pub fn tile(&self, caps: &Caps, rows: f64) -> usize {
-        self.product.tile(caps, rows)
+    /// Rows of the tile in which rows are expected to take the least time, and the microseconds.
+    pub fn tile(&self, caps: &Caps, dealt: Dealt) -> (usize, f64) {
+        let in_tiles = |&tile: &usize| (tile, self.product.microseconds(caps, tile, dealt.columns(tile)));
+        let all = self.tiles().iter().map(in_tiles);
+        all.min_by(|(_, one), (_, other)| one.total_cmp(other)).unwrap_or((MANY, 0.0))
     }
 
     /// Rows that tiles may have.
@@ -420,9 +406,8 @@ impl<T: Gemm + Debug> Product for Of<T> {
         &self.tiles
     }
 
-    fn tile(&self, caps: &Caps, rows: f64) -> usize {
-        let time = |tile: &usize| time_of_weight(caps, self.form.atom.bytes(), *tile, rows);
-        self.tiles.iter().copied().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(MANY)
+    fn microseconds(&self, caps: &Caps, tile: usize, columns: f64) -> f64 {
+        T::grouped_microseconds(&self.form, tile, self.shape, columns, caps)
     }
 
     fn alignment(&self) -> usize {

@@ -49,7 +49,7 @@ pub mod wna8_sm90;
 
 pub(in crate::cuda) use folded_norm::NextOperands;
 pub use folded_norm::{Fold, FoldedNorm, NextNorm, run_folded};
-pub use grouped::{Grouped, GroupedCall};
+pub use grouped::{Dealt, Grouped, GroupedCall};
 pub use kernel::{Configuration, Kernel};
 pub use llm_int8::{LlmInt8, LlmInt8Call};
 pub use pack::Packer;

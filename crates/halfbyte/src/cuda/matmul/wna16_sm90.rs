@@ -31,6 +31,7 @@ use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use bytemuck::Zeroable;
 use config::Config;
+use cost::Timed;
 
 static SOURCE: Source = Source {
     path: "matmul/wna16_sm90.cu",
@@ -179,6 +180,12 @@ impl Gemm for Wna16Sm90 {
     fn grouped_config(form: &Form, [tokens, ..]: [usize; 3], caps: &Caps) -> (Config, usize) {
         let config = choice::grouped(form, tokens);
         (config, caps.multiprocessors.max(1) as usize * config.blocks)
+    }
+
+    fn grouped_microseconds(form: &Form, tokens: usize, [n, k]: [usize; 2], columns: f64, caps: &Caps) -> f64 {
+        // As of one weight with as many outputs.
+        let outputs = (n as f64 * columns).ceil() as usize;
+        Timed::new(choice::grouped(form, tokens), form).microseconds([tokens, outputs, k], caps)
     }
 
     fn products(w: &Weights) -> &Products<Self> {

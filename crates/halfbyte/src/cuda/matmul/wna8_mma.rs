@@ -8,7 +8,7 @@
 pub mod config;
 
 use super::gemm::{self, Choice, Gemm, Operands, Placed, Products};
-use super::grouped::{self, grouped_arguments};
+use super::grouped::{self, clocks_by_mma, grouped_arguments};
 use super::kernel::{Answer, Kernel};
 use super::quantize_activations;
 use super::wna8::{self, Terms};
@@ -140,6 +140,10 @@ impl Gemm for Wna8Mma {
     fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
         let config = config::config(form.atom, form.terms, shape, form.out, caps);
         (config, config.workers(form.atom, form.terms, form.out, caps))
+    }
+
+    fn grouped_microseconds(form: &Form, tokens: usize, shape: [usize; 2], columns: f64, caps: &Caps) -> f64 {
+        grouped::microseconds(form.atom, clocks_by_mma(form.atom, tokens), shape, columns, caps)
     }
 
     fn products(w: &Weights) -> &Products<Self> {

@@ -134,6 +134,15 @@ impl Gemm for Wna8Sm90 {
         (config::grouped(form.atom, form.terms, shape, form.out, workers), workers)
     }
 
+    fn grouped_microseconds(form: &Form, tokens: usize, shape: [usize; 2], columns: f64, caps: &Caps) -> f64 {
+        // Clocks of an atom: by `mma.sync`, and by `wgmma` with what promotes the sums of each group.
+        let clocks = match tokens {
+            ..=16 => 162.0 + 3.0 * tokens as f64,
+            _ => 285.0 + tokens as f64 * (1.0 + 2.2 * form.atom.sums() as f64),
+        };
+        grouped::microseconds(form.atom, clocks, shape, columns, caps)
+    }
+
     fn products(w: &Weights) -> &Products<Self> {
         &w.products.wna8_sm90
     }

@@ -8,21 +8,17 @@
 use super::assign::MOST_EXPERTS;
 use super::{Assignment, ChosenRows, Deal, ExpertWeight, ExpertsGemv, FloatBuffer, combine_experts, gather};
 use crate::cuda::driver::{Buffer, Stream, ViewMut};
-use crate::cuda::matmul::{Grouped, GroupedCall};
+use crate::cuda::matmul::{Dealt, Grouped, GroupedCall};
 use crate::cuda::sources::Instance;
-use crate::cuda::{Cuda, Gpu};
+use crate::cuda::{Caps, Cuda, Gpu};
 use crate::error::{Error, Result};
 use crate::kernel::Reason;
 use crate::tensor::Float;
 
 const OP: &str = "experts";
 
-/// Choices read their experts' weights for themselves while these are so many times those of the distinct experts at most, what they
-/// read twice takes so many seconds at most, and each row has so many multiprocessors at least: then grouped products, of which there
-/// are more launches, take longer (`docs/decisions/0020-experts.md`).
-const READ_TWICE: f64 = 1.2;
-const LAUNCHES_SAVED: f64 = 15e-6;
-const LEAST_MULTIPROCESSORS: usize = 8;
+/// Microseconds that grouped products take besides, in their launches (`docs/decisions/0020-experts-together.md`).
+const LAUNCHES: f64 = 12.0;
 
 /// Rows of the smallest tile that a grouped product has.
 const LEAST_TILE: usize = 8;
@@ -34,12 +30,12 @@ pub struct ExpertLayer {
     few: Option<ExpertsGemv>,
     many: [Grouped; 2],
     experts: usize,
-    /// What the weights of one take to come from memory.
-    seconds_of_expert: f64,
+    /// Up to which number of rows each choice reads its expert's weights for itself.
+    few_rows: usize,
     top_k: usize,
     x: Float,
     /// Rows of tiles, if not those that are chosen: then grouped products multiply every number of rows.
-    tiles: Option<usize>,
+    given: Option<usize>,
 }
 
 /// What passes between the steps of an [`ExpertLayer`], for so many rows of layers alike.
@@ -87,8 +83,14 @@ impl ExpertLayer {
             return refuse("takes weights down that read what those up leave");
         }
         let few = ExpertsGemv::new(gpu, stream, [up, down], top_k, x)?.ok();
-        let seconds_of_expert = gpu.caps().seconds_of_memory(up[0].0.bytes() + down[0].0.bytes());
-        Ok(Ok(Self { few, many: [of_up, of_down], experts: up.len(), seconds_of_expert, top_k, x, tiles: None }))
+        let many = [of_up, of_down];
+        let mut layer = Self { few, many, experts: up.len(), few_rows: 0, top_k, x, given: None };
+        if let Some(few) = &layer.few {
+            let caps = gpu.caps();
+            let sooner = |&rows: &usize| few.microseconds(&caps, rows) < LAUNCHES + layer.tiles(&caps, rows).1;
+            layer.few_rows = (1..=few.most_rows()).take_while(sooner).count();
+        }
+        Ok(Ok(layer))
     }
 
     /// Multiplies every number of rows by grouped products, in tiles of so many rows: for measuring which are best. Error: there are no
@@ -97,7 +99,7 @@ impl ExpertLayer {
         if let Some(all) = self.many.iter().map(|product| product.tiles()).find(|all| !all.contains(&rows)) {
             return Err(Error::invalid(OP, format!("tiles of {all:?} rows"), rows.to_string()));
         }
-        self.tiles = Some(rows);
+        self.given = Some(rows);
         Ok(self)
     }
 
@@ -108,24 +110,23 @@ impl ExpertLayer {
 
     /// What computes a number of rows, if each choice reads its expert's weights for itself.
     fn few(&self, rows: usize) -> Option<&ExpertsGemv> {
-        let few = self.few.as_ref().filter(|_| self.tiles.is_none())?;
-        let (chosen, experts) = ((rows * self.top_k) as f64, self.experts as f64);
-        let distinct = experts * (1.0 - (1.0 - self.top_k as f64 / experts).powi(rows as i32));
-        let serves = rows <= (few.most_rows() / LEAST_MULTIPROCESSORS).max(1)
-            && chosen <= READ_TWICE * distinct
-            && (chosen - distinct) * self.seconds_of_expert <= LAUNCHES_SAVED;
-        serves.then_some(few)
+        self.few.as_ref().filter(|_| self.given.is_none() && rows <= self.few_rows)
+    }
+
+    /// Rows of the tiles of both grouped products, and the microseconds that these are expected to take.
+    fn tiles(&self, caps: &Caps, rows: usize) -> ([usize; 2], f64) {
+        let dealt = Dealt { rows, weights: self.experts, each: self.top_k };
+        let [up, down] = [&self.many[0], &self.many[1]].map(|product| product.tile(caps, dealt));
+        ([up.0, down.0], up.1 + down.1)
     }
 
     /// How rows are dealt out.
     fn deal(&self, gpu: &Gpu, rows: usize) -> Deal {
-        let (caps, each) = (gpu.caps(), rows as f64 * self.top_k as f64 / self.experts as f64);
         Deal {
             experts: self.experts,
             top_k: self.top_k,
             align: self.many.iter().map(Grouped::alignment).max().unwrap_or(1),
-            tiles: [&self.many[0], &self.many[1]]
-                .map(|product| self.tiles.unwrap_or_else(|| product.tile(&caps, each))),
+            tiles: self.given.map_or_else(|| self.tiles(&gpu.caps(), rows).0, |rows| [rows; 2]),
             direct: rows == 1,
         }
     }

@@ -1,11 +1,11 @@
 //! Launches of `experts_gemv.cu`: the experts of a few rows, each choice by itself, in one kernel.
 
 use super::{Gate, launch, narrow, same_length};
-use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::matmul::{Packed, grouped, with_table};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Arch, Instance, Source};
+use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
@@ -23,6 +23,12 @@ const MOST_CHOICES: usize = 16;
 
 /// Counters of a row.
 const COUNTERS: usize = 2;
+
+/// What it is expected to take: microseconds besides weights, the share of its bandwidth on the data sheet that memory gives, clocks in
+/// which a multiprocessor converts and multiplies an atom (`docs/decisions/0020-experts-together.md`).
+const BEGINS: f64 = 11.0;
+const OF_BANDWIDTH: f64 = 0.77;
+const CONVERTING: f64 = 225.0;
 
 /// Bytes of shared memory that are not dynamic, with what each block takes besides.
 const STATIC_BYTES: usize = 18 << 10;
@@ -210,6 +216,18 @@ impl ExpertsGemv {
     /// Rows that it takes at most.
     pub fn most_rows(&self) -> usize {
         self.most_rows
+    }
+
+    /// Microseconds that so many rows are expected to take: each choice its weights, which memory brings or warps convert; a row has as
+    /// many multiprocessors as others.
+    pub fn microseconds(&self, caps: &Caps, rows: usize) -> f64 {
+        let caps = caps.or_known();
+        let steps = |n: usize, k: usize| n.div_ceil(STRIP) * k.div_ceil(STEP);
+        let atoms = steps(2 * self.width, self.hidden) + steps(self.hidden, self.width);
+        let memory = caps.clocks_of_memory(self.atom.bytes()) / OF_BANDWIDTH / f64::from(caps.multiprocessors);
+        let busy = rows * (self.most_rows / rows.max(1));
+        let clocks = (rows * self.top_k * atoms) as f64 * memory.max(CONVERTING / busy.max(1) as f64);
+        BEGINS + clocks / (f64::from(caps.clock_khz) * 1e-3)
     }
 
     /// Elements between up and down of so many rows.

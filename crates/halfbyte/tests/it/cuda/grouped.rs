@@ -101,7 +101,7 @@ struct Dealt {
 }
 
 fn dealt(bench: &Bench<'_>, random: &mut Random, weights: usize, rows: usize, product: &Grouped) -> Dealt {
-    let tile = product.tile(&bench.gpu.caps(), rows as f64 / weights as f64);
+    let (tile, _) = product.tile(&bench.gpu.caps(), matmul::Dealt { rows, weights, each: 1 });
     let deal = Deal { experts: weights, top_k: 1, align: product.alignment(), tiles: [tile; 2], direct: false };
     let ids: Vec<u32> = (0..rows).map(|_| random.below(weights) as u32).collect();
     let mut assignment = Assignment::allocate(bench.gpu, rows, weights, deal.align, [8; 2]).unwrap();
