@@ -14,6 +14,7 @@ pub use meet::Rendezvous;
 
 use super::Comm;
 use crate::error::{Error, Result};
+use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -65,7 +66,12 @@ struct Link {
     round: u32,
     /// When the rank was last heard of.
     heard: Instant,
+    /// Values that came before they were asked for, with their rounds.
+    waiting: VecDeque<(u32, Vec<u8>)>,
 }
+
+/// Values that may wait: of the next round, and of one more.
+const MOST_WAITING: usize = 2;
 
 fn lost(rank: usize, why: impl Display) -> Error {
     Error::Rank { rank, what: why.to_string() }
@@ -141,7 +147,8 @@ impl Link {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(SILENCE))?;
         stream.set_write_timeout(Some(SILENCE))?;
-        Ok(Self { rank, to: Arc::new(Mutex::new(stream.try_clone()?)), from: stream, round: 0, heard: Instant::now() })
+        let to = Arc::new(Mutex::new(stream.try_clone()?));
+        Ok(Self { rank, to, from: stream, round: 0, heard: Instant::now(), waiting: VecDeque::new() })
     }
 
     fn send(&self, kind: Kind, number: u32, bytes: &[u8]) -> Result<()> {
@@ -159,12 +166,12 @@ impl Link {
             self.from.set_read_timeout(Some(SILENCE)).map_err(gone(self.rank))?;
             match seen {
                 Ok(0) => return Err(lost(self.rank, reason(&ErrorKind::UnexpectedEof.into()))),
-                Ok(16) if head[0] == Kind::Beat as u8 => {
-                    read(&mut self.from, 0, SILENCE).map_err(gone(self.rank))?;
-                    self.heard = Instant::now();
+                // Values wait for their turn, so that what comes behind them is seen.
+                Ok(16) => self.take_frame()?,
+                // A part of a frame.
+                Ok(_) if self.heard.elapsed() > SILENCE => {
+                    return Err(lost(self.rank, reason(&ErrorKind::TimedOut.into())));
                 }
-                Ok(16) if head[0] == Kind::Left as u8 => return self.values().map(drop),
-                // Values wait for their turn.
                 Ok(_) => return Ok(()),
                 Err(why) if matches!(why.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     return if self.heard.elapsed() > SILENCE { Err(lost(self.rank, reason(&why))) } else { Ok(()) };
@@ -174,24 +181,36 @@ impl Link {
         }
     }
 
+    /// Reads what comes next; values wait. Errors: the rank has left or ended, or sends what it should not.
+    fn take_frame(&mut self) -> Result<()> {
+        let (kind, number, bytes) =
+            read(&mut self.from, MOST_BYTES, SILENCE).map_err(|why| lost(self.rank, reason(&why)))?;
+        self.heard = Instant::now();
+        match kind {
+            Kind::Beat => {}
+            Kind::Left => return Err(lost(number as usize, String::from_utf8_lossy(&bytes))),
+            Kind::Values if self.waiting.len() < MOST_WAITING => self.waiting.push_back((number, bytes)),
+            Kind::Values | Kind::Hello => return Err(self.elsewhere()),
+        }
+        Ok(())
+    }
+
     /// The values of the next round.
     fn values(&mut self) -> Result<Vec<u8>> {
         loop {
-            let (kind, number, bytes) =
-                read(&mut self.from, MOST_BYTES, SILENCE).map_err(|why| lost(self.rank, reason(&why)))?;
-            self.heard = Instant::now();
-            match kind {
-                Kind::Beat => {}
-                Kind::Left => {
-                    return Err(lost(number as usize, String::from_utf8_lossy(&bytes)));
-                }
-                Kind::Values if number == self.round => {
+            match self.waiting.pop_front() {
+                Some((number, bytes)) if number == self.round => {
                     self.round = self.round.wrapping_add(1);
                     return Ok(bytes);
                 }
-                Kind::Values | Kind::Hello => return Err(lost(self.rank, "is at another step than this rank")),
+                Some(_) => return Err(self.elsewhere()),
+                None => self.take_frame()?,
             }
         }
+    }
+
+    fn elsewhere(&self) -> Error {
+        lost(self.rank, "is at another step than this rank")
     }
 }
 

@@ -4,7 +4,7 @@ use super::device::{Device, Tensor, layers::Linear as _};
 use super::{check_bias, check_matrix, on_cpu, on_cuda};
 use crate::cpu::Cpu;
 use crate::cpu::isa::Caps;
-use crate::cpu::matmul::Packed;
+use crate::cpu::matmul::{Packed, rows_of_choices};
 use crate::cuda::Cuda;
 use crate::cuda::driver::{FloatView, FloatViewMut, View};
 use crate::cuda::matmul::{self as cuda, Fold, FoldedNorm, Plans, QuantizedForm, QuantizedView, rows_form};
@@ -52,6 +52,19 @@ impl Linear<Cpu> {
     /// The packed weight.
     pub fn packed(&self) -> &Packed {
         self.layer.packed()
+    }
+
+    /// Names of the kernels that multiply any number of rows of these types, each with the number from which on it does, in order.
+    /// *Error:* none does.
+    pub fn kernels(&self, cpu: &Cpu, x: Float, y: Float) -> Result<Vec<(usize, &'static str)>> {
+        let mut kernels: Vec<(usize, &'static str)> = Vec::new();
+        for first in rows_of_choices(&self.problem(1, x, y)) {
+            let kernel = self.kernel(cpu, first, x, y)?;
+            if kernels.last().is_none_or(|(_, before)| *before != kernel) {
+                kernels.push((first, kernel));
+            }
+        }
+        Ok(kernels)
     }
 }
 

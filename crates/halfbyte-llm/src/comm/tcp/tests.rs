@@ -99,6 +99,33 @@ fn ranks_that_do_not_belong_together_are_refused() {
     assert!(error.contains("one of 3 ranks") && error.contains("one of 2 ranks"), "{error}");
 }
 
+/// Values that were not asked for yet do not hide what comes behind them, and are there when they are asked for.
+#[test]
+fn a_look_sees_behind_values_that_wait() {
+    let ends = all(&group(2), |at| {
+        let comm = Tcp::meet(at).unwrap();
+        if at.rank == 1 {
+            // What it sends for a round that rank 0 has not come to.
+            let sent = comm.links().iter().try_for_each(|link| link.send(Kind::Values, 0, &1.0f32.to_le_bytes()));
+            sent.unwrap();
+            std::thread::sleep(2 * LOOK);
+            comm.leave("has no memory left");
+            return String::new();
+        }
+        std::thread::sleep(LOOK);
+        comm.look().unwrap();
+        let begun = Instant::now();
+        loop {
+            if let Err(why) = comm.look() {
+                return why.to_string();
+            }
+            assert!(begun.elapsed() < SILENCE);
+            std::thread::sleep(PAUSE);
+        }
+    });
+    assert_eq!(ends[0], "rank 1 has no memory left");
+}
+
 /// Who computes something else meanwhile sees it too, without waiting, and what is on its way stays there.
 #[test]
 fn a_look_finds_who_has_left() {

@@ -225,6 +225,7 @@ impl State {
     }
 
     fn as_the_host_says(&mut self, cuda: &Cuda, of: &Experts<OnCuda>, m: usize) -> Result<()> {
+        self.watch(cuda)?;
         let Self { normed, up, inner, part, update, mixture: Some(mixture), .. } = self else { return Err(no_room()) };
         let Mixture { ids, shares, on_host: Some(room), .. } = mixture else { return Err(no_room()) };
         let HostRoom { rows, places, gathered, left } = room;

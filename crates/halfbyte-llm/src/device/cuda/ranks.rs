@@ -209,6 +209,13 @@ fn meet(comm: &dyn Comm, cuda: &Cuda) -> Result<Collectives> {
     match by_memory {
         Ok(collectives) if reached.iter().all(|reached| *reached == [1]) => Ok(collectives),
         Err(why) if asked == "memory" => Err(why),
+        Ok(_) if asked == "memory" => {
+            let rank = reached.iter().position(|reached| *reached != [1]).unwrap_or_default();
+            Err(Error::Rank {
+                rank,
+                what: format!("does not reach the memory of the others, which {VARIABLE} asks for"),
+            })
+        }
         Err(why) => by_nccl(comm, cuda, &why.to_string()),
         Ok(_) => by_nccl(comm, cuda, "another one does not reach its"),
     }

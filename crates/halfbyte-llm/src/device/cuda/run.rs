@@ -106,29 +106,28 @@ impl State {
         self.mixture.as_ref().is_some_and(Mixture::asks_host)
     }
 
+    /// Comes before anything that waits for the queue: NCCL's kernels would wait for ever for a rank that has left. Error: one has.
+    pub(super) fn watch(&self, cuda: &Cuda) -> Result<()> {
+        self.ranks.as_ref().map_or(Ok(()), |ranks| ranks.wait(cuda))
+    }
+
     /// Waits for what was put into the queue. Error: a rank was not heard of meanwhile.
     pub(super) fn wait(&self, cuda: &Cuda) -> Result<()> {
-        if let Some(ranks) = &self.ranks {
-            ranks.wait(cuda)?;
-        }
+        self.watch(cuda)?;
         cuda.stream().synchronize()?;
         self.ranks.as_ref().map_or(Ok(()), Ranks::heard)
     }
 
     /// Brings to the host what is there when the queue is done. Errors: those of [`State::wait`].
     pub(super) fn read<T: bytemuck::Pod>(&self, cuda: &Cuda, from: View<'_, T>, out: &mut [T]) -> Result<()> {
-        if let Some(ranks) = &self.ranks {
-            ranks.wait(cuda)?;
-        }
+        self.watch(cuda)?;
         cuda.stream().download(from, out)?;
         self.ranks.as_ref().map_or(Ok(()), Ranks::heard)
     }
 
     /// Chosen tokens, as soon as they are there. Errors: those of [`State::wait`].
     pub(super) fn tokens(&self, cuda: &Cuda, next: &Next, chosen: &Chosen) -> Result<Vec<Result<u32>>> {
-        if let Some(ranks) = &self.ranks {
-            ranks.wait(cuda)?;
-        }
+        self.watch(cuda)?;
         let tokens = next.tokens(cuda, chosen)?;
         self.ranks.as_ref().map_or(Ok(()), Ranks::heard)?;
         Ok(tokens)

@@ -113,6 +113,7 @@ impl<'m> CudaText<'m> {
     /// Puts tokens and their positions onto the device; of none the position of the next.
     pub(super) fn place(&mut self, tokens: &[u32]) -> Result<()> {
         self.ahead = false;
+        self.state.watch(&self.cuda)?;
         let rows = tokens.len().max(1);
         let first = u32::try_from(self.len).ok().filter(|first| first.checked_add(rows as u32).is_some());
         let first = first.ok_or(Error::ContextFull { limit: u32::MAX as usize, got: self.len })?;

@@ -348,6 +348,14 @@ fn least_rows(problem: &Problem) -> [usize; 4] {
     return [problem.m + 1; 4];
 }
 
+/// All numbers of rows from which on another kernel may serve a weight and types, from one on, in order.
+pub(crate) fn rows_of_choices(problem: &Problem) -> Vec<usize> {
+    let mut rows: Vec<usize> = std::iter::once(1).chain(least_rows(problem)).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
 /// The choices for one weight, each made when it is first needed: for every pair of types, and by how many of [`least_rows`] x
 /// has.
 #[derive(Debug, Default)]

@@ -4,7 +4,9 @@ use super::memory::Buffer;
 use super::{Context, Stream, check};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUresult};
+use std::collections::HashMap;
 use std::ffi::c_uint;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 const OP: &str = "memory that ranks share";
 
@@ -50,10 +52,21 @@ fn host() -> [u8; 36] {
     host
 }
 
+/// Words of inboxes, by device and pointer.
+type Inboxes = HashMap<(u32, u64), Weak<Buffer<u32>>>;
+
+/// Those of this process: ranks that are other threads keep them as long as their kernels may write there.
+static INBOXES: LazyLock<Mutex<Inboxes>> = LazyLock::new(Mutex::default);
+
+fn inboxes() -> MutexGuard<'static, Inboxes> {
+    INBOXES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Words of a device that other ranks write.
 #[derive(Debug)]
 pub struct Inbox {
-    words: Buffer<u32>,
+    words: Arc<Buffer<u32>>,
+    device: u32,
 }
 
 impl Inbox {
@@ -61,7 +74,9 @@ impl Inbox {
     pub fn new(context: &Context, stream: &Stream, words: usize) -> Result<Self> {
         let mut words = context.allocate(words)?;
         stream.fill(words.view_mut(), 0xff)?;
-        Ok(Self { words })
+        let (words, device) = (Arc::new(words), context.info().index);
+        inboxes().insert((device, words.pointer()), Arc::downgrade(&words));
+        Ok(Self { words, device })
     }
 
     /// The device's address of the first word.
@@ -86,19 +101,24 @@ impl Inbox {
     }
 }
 
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        inboxes().remove(&(self.device, self.words.pointer()));
+    }
+}
+
 /// Another rank's inbox, as this device reaches it.
 #[derive(Debug)]
 pub struct Peer {
     context: Context,
     pointer: u64,
-    /// Whether it was opened by a handle, and is closed here.
-    opened: bool,
-    /// Where it lies, if it is this process's.
-    device: Option<u32>,
+    /// If it is this process's: where it lies, and itself. Else it was opened by a handle, and is closed here.
+    own: Option<(u32, Arc<Buffer<u32>>)>,
 }
 
 impl Peer {
-    /// By what the other rank said. Errors: it is on another host, or on a device whose memory this one does not reach; no address.
+    /// By what the other rank said. Errors: it is on another host, or on a device whose memory this one does not reach; it has gone; no
+    /// address.
     pub fn open(context: &Context, address: &[u8]) -> Result<Self> {
         let Some(address) = Address::of(address) else {
             return Err(Error::invalid(
@@ -114,15 +134,17 @@ impl Peer {
             if address.device != context.info().index {
                 Self::reach(context, &Context::open(address.device)?)?;
             }
-            let device = Some(address.device);
-            return Ok(Self { context: context.clone(), pointer: address.pointer, opened: false, device });
+            let words = inboxes().get(&(address.device, address.pointer)).and_then(Weak::upgrade);
+            let words = words.ok_or_else(|| Error::invalid(OP, "a rank that is there", "one that has left"))?;
+            let own = Some((address.device, words));
+            return Ok(Self { context: context.clone(), pointer: address.pointer, own });
         }
         context.bind()?;
         let (mut pointer, handle) = (0, sys::CUipcMemHandle { reserved: bytemuck::cast(address.handle) });
         let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
         // SAFETY: the context is current; a handle that is none is an answer and no fault.
         check(OP, unsafe { sys::cuIpcOpenMemHandle_v2(&mut pointer, handle, flags) })?;
-        Ok(Self { context: context.clone(), pointer, opened: true, device: None })
+        Ok(Self { context: context.clone(), pointer, own: None })
     }
 
     /// Lets kernels of a context reach memory of another.
@@ -153,13 +175,13 @@ impl Peer {
 
     /// Whether it is this process's memory of a context's own device.
     pub fn is_on(&self, context: &Context) -> bool {
-        self.device == Some(context.info().index)
+        self.own.as_ref().is_some_and(|(device, _)| *device == context.info().index)
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        if self.opened && self.context.bind().is_ok() {
+        if self.own.is_none() && self.context.bind().is_ok() {
             // SAFETY: opened in `open`, closed here once. The driver waits for what still uses it.
             let _ = unsafe { sys::cuIpcCloseMemHandle(self.pointer) };
         }
