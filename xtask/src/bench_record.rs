@@ -8,7 +8,8 @@
 
 use crate::bench_models;
 use serde_json::Value;
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -27,15 +28,28 @@ pub struct Args {
     /// After each round, time what other software takes for the same: a Python with bench/peers/requirements.txt. Convolutions only.
     #[arg(long, value_name = "PYTHON")]
     peers: Option<PathBuf>,
-    /// A report that `halfbyte bench` has printed elsewhere with `--json`, instead of running it here.
-    #[arg(long, requires = "commit", conflicts_with_all = ["rounds", "peers"])]
+    /// A report that `halfbyte bench` has printed elsewhere with `--json`, instead of running it here: with what it was made with, its
+    /// `--case` and further arguments too.
+    #[arg(long, requires_all = ["commit", "date", "case"], conflicts_with_all = ["rounds", "peers"])]
     report: Option<PathBuf>,
     /// The commit that the report was made with.
     #[arg(long, requires = "report")]
     commit: Option<String>,
+    /// The day on which the report was made.
+    #[arg(long, value_name = "YYYY-MM-DD", requires = "report", value_parser = date)]
+    date: Option<String>,
     /// More arguments for `halfbyte bench`, as `-- --x bf16`.
     #[arg(last = true)]
     more: Vec<String>,
+}
+
+/// A day as records have it.
+fn date(text: &str) -> Result<String, String> {
+    let digits = |part: &str, len: usize| part.len() == len && part.bytes().all(|byte| byte.is_ascii_digit());
+    match text.split('-').collect::<Vec<_>>()[..] {
+        [year, month, day] if digits(year, 4) && digits(month, 2) && digits(day, 2) => Ok(text.to_owned()),
+        _ => Err("expected a day as 2026-11-30".to_owned()),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
@@ -179,7 +193,10 @@ pub fn run(args: &Args) -> Result<(), String> {
         }
     };
     let columns = args.bench.columns(machine["device"].is_string());
-    let date = text_of(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+    let date = match &args.date {
+        Some(date) => date.clone(),
+        None => text_of(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
+    };
     let commit = match &args.commit {
         Some(commit) => commit.clone(),
         None => text_of(Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(root))?,
@@ -244,7 +261,8 @@ fn write_record(args: &Args, processor: &str, date: &str, case: &Path, out: &str
         slug(&[date, &case].into_iter().chain(args.more.iter().map(String::as_str)).collect::<Vec<_>>().join(" "));
     let path = folder.join(format!("{name}.csv"));
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    std::fs::write(&path, out).map_err(|e| format!("{}: {e}", path.display()))?;
+    let mut file = std::fs::File::create_new(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    file.write_all(out.as_bytes()).map_err(|e| format!("{}: {e}", path.display()))?;
     print!("{out}");
     eprintln!("written to {}", path.display());
     Ok(())

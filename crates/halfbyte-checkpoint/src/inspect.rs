@@ -1,25 +1,47 @@
 //! A description of a checkpoint: what is in it, and what looks wrong.
 
-use crate::config::QuantizationConfig;
+use crate::config::{
+    AwqConfig, BitsAndBytesConfig, CompressedTensorsConfig, FpaIntBConfig, GptqConfig, HalfbyteConfig, ModelOptConfig,
+    Mxfp4Config, QuantizationConfig,
+};
 use crate::error::Result;
 use crate::finding::Finding;
 use crate::safetensors::DType;
 use crate::scheme::{ModuleKind, Weights};
 use rayon::prelude::*;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Everything that can be said of a checkpoint without reading its codes.
+/// The file that a config was read from, of each method's.
+macro_rules! file_of {
+    ($config:expr) => {
+        match $config {
+            QuantizationConfig::Gptq(GptqConfig { file, .. })
+            | QuantizationConfig::Awq(AwqConfig { file, .. })
+            | QuantizationConfig::CompressedTensors(CompressedTensorsConfig { file, .. })
+            | QuantizationConfig::BitsAndBytes(BitsAndBytesConfig { file, .. })
+            | QuantizationConfig::FpaIntB(FpaIntBConfig { file, .. })
+            | QuantizationConfig::Mxfp4(Mxfp4Config { file, .. })
+            | QuantizationConfig::ModelOpt(ModelOptConfig { file, .. })
+            | QuantizationConfig::Halfbyte(HalfbyteConfig { file, .. }) => file,
+        }
+    };
+}
+
+/// Everything that can be said of a checkpoint without reading its codes. As text, U+FFFD stands in its paths for what is no UTF-8.
 #[derive(Clone, Debug, Serialize)]
 pub struct Inspection {
     /// The path that was opened.
+    #[serde(serialize_with = "path_as_text")]
     pub path: PathBuf,
     /// First of `architectures` in `config.json`.
     pub architecture: Option<String>,
     /// What the checkpoint says of its quantisation.
+    #[serde(serialize_with = "config_as_text")]
     pub quantization: Option<QuantizationConfig>,
     /// The safetensors files.
+    #[serde(serialize_with = "paths_as_text")]
     pub files: Vec<PathBuf>,
     /// Every tensor, in the order of the files.
     pub tensors: Vec<TensorSummary>,
@@ -33,6 +55,33 @@ pub struct Inspection {
     pub bits_per_weight: f64,
     /// Everything that looks wrong.
     pub findings: Vec<Finding>,
+}
+
+impl Inspection {
+    /// The file that says how the checkpoint is quantised.
+    pub fn config_file(&self) -> Option<&Path> {
+        Some(file_of!(self.quantization.as_ref()?))
+    }
+}
+
+fn path_as_text<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
+fn paths_as_text<S: Serializer>(paths: &[PathBuf], serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
+}
+
+fn config_as_text<S: Serializer>(
+    config: &Option<QuantizationConfig>,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    let mut config = config.clone();
+    if let Some(config) = &mut config {
+        let file = file_of!(config);
+        *file = file.to_string_lossy().into_owned().into();
+    }
+    config.serialize(serializer)
 }
 
 /// A tensor as its file declares it.

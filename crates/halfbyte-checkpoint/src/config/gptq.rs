@@ -36,8 +36,8 @@ pub struct GptqConfig {
     pub file: PathBuf,
     /// Bits a code: 2, 3, 4 or 8.
     pub bits: u32,
-    /// Group size along k; None: one group a channel (−1 in the file).
-    pub group_size: Option<usize>,
+    /// Group size along k, if it says; inner None: one group a channel (−1 in the file).
+    pub group_size: Option<Option<usize>>,
     /// Whether every zero point is the middle code, if it says.
     pub sym: Option<bool>,
     /// Whether columns were quantised in another order (act-order).
@@ -82,7 +82,7 @@ pub struct GptqOverride {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GptqSettings {
     pub bits: u32,
-    pub group_size: Option<usize>,
+    pub group_size: Option<Option<usize>>,
     pub sym: Option<bool>,
     pub desc_act: bool,
     /// Whether group indices have to say more than `j / group size`.
@@ -104,7 +104,7 @@ impl GptqConfig {
         let desc_act = own.desc_act.unwrap_or(self.desc_act);
         GptqSettings {
             bits: own.bits.unwrap_or(self.bits),
-            group_size: own.group_size.unwrap_or(self.group_size),
+            group_size: own.group_size.or(self.group_size),
             sym: own.sym.or(self.sym).filter(|_| known),
             desc_act,
             act_order: desc_act && !self.static_groups && known,
@@ -147,7 +147,7 @@ pub(super) fn parse(fields: &Fields<'_>, method: Option<&str>, format: Option<&s
     Ok(GptqConfig {
         file: file.to_owned(),
         bits,
-        group_size: group_size(fields)?.flatten(),
+        group_size: group_size(fields)?,
         sym: symmetry(fields)?,
         desc_act: desc_act(fields)?.unwrap_or(false),
         static_groups: fields.boolean(&["static_groups"])?.unwrap_or(false),

@@ -35,8 +35,13 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Error: it is the source.
+    /// Errors: it is the source; it has the name of a file, and is no folder yet.
     pub fn of_folder(target: &Path, overwrite: bool, source: &Path) -> Result<Self> {
+        let of_file = |end: &OsStr| ["gguf", "onnx", "safetensors"].iter().any(|file| end.eq_ignore_ascii_case(file));
+        if target.extension().is_some_and(of_file) && !target.is_dir() {
+            let got = format!("{}, the name of a file of another form", target.display());
+            return Err(Error::invalid("write a model", "the name of a folder", got));
+        }
         let target = resolved(target)?;
         if files::is_same(source, &target) {
             return Err(is_source(&target));

@@ -15,11 +15,10 @@ pub(crate) fn open_folder(path: &Path, checkpoint: &mut Checkpoint) -> Result<bo
     let index = path.join("model.safetensors.index.json");
     if single.is_file() {
         add_file(&single, checkpoint)?;
-        if index.is_file() {
-            checkpoint.add_finding(Finding::new(
-                "model.safetensors.index.json",
-                "lies beside model.safetensors; the single file was read and the index was not",
-            ));
+        let said = "lies beside model.safetensors; the single file was read and the index was not";
+        match index.is_file() {
+            true => checkpoint.add_finding(Finding::new("model.safetensors.index.json", said)),
+            false => tell_others(path, "lies beside model.safetensors, which was read alone", checkpoint)?,
         }
         return Ok(true);
     }
@@ -54,16 +53,19 @@ fn names(path: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Adds the tensors of an index's shards. Other safetensors files beside it are left alone, which is a finding: some models come with
-/// all tensors in one file too.
+/// Adds the tensors of an index's shards.
 fn add_shards(path: &Path, index: &Path, checkpoint: &mut Checkpoint) -> Result<()> {
     add_index(path, index, checkpoint, add_file)?;
+    let name = index.file_name().unwrap_or_default().to_string_lossy();
+    tell_others(path, &format!("lies beside {name}, which does not name it; it was not read"), checkpoint)
+}
+
+/// Safetensors files of the folder that were not read: a finding each, as some models come with all tensors twice.
+fn tell_others(path: &Path, what: &str, checkpoint: &mut Checkpoint) -> Result<()> {
     let others = names(path, ".safetensors")?;
-    let others: Vec<&PathBuf> = others.iter().filter(|file| !checkpoint.files().any(|shard| shard == *file)).collect();
-    let findings = others.iter().map(|file| {
-        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Finding::new(name(file), format!("lies beside {}, which does not name it; it was not read", name(index)))
-    });
+    let others: Vec<&PathBuf> = others.iter().filter(|file| !checkpoint.files().any(|read| read == *file)).collect();
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let findings = others.iter().map(|file| Finding::new(name(file), what));
     findings.collect::<Vec<_>>().into_iter().for_each(|finding| checkpoint.add_finding(finding));
     Ok(())
 }

@@ -110,11 +110,12 @@ fn labelled(settings: Option<GptqSettings>, prefix: &str, k: usize, groups: usiz
     if settings.sym == Some(false) {
         find("the config says sym false, but Marlin's tensors have no zero points; read as symmetric".into());
     }
-    let declared = settings.group_size.map_or(Group::Channel, Group::Size);
+    let Some(size) = settings.group_size else { return (told, findings) };
+    let declared = size.map_or(Group::Channel, Group::Size);
     if declared.count(k) == groups {
         return (declared, findings);
     }
-    let says = settings.group_size.map_or("-1".to_owned(), |size| size.to_string());
+    let says = size.map_or("-1".to_owned(), |size| size.to_string());
     let is = if groups == 1 { "one group" } else { "groups of 128" };
     find(format!("the config says group_size {says}, but `s` has {is}; read as {is}"));
     (told, findings)

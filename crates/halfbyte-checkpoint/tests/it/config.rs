@@ -14,13 +14,13 @@ fn gptq(fields: &str) -> GptqConfig {
 #[test]
 fn every_spelling_is_read() {
     let plain = gptq(r#"{"quant_method": "gptq", "bits": 4, "group_size": 128}"#);
-    assert_eq!((plain.bits, plain.group_size, plain.sym, plain.desc_act), (4, Some(128), None, false));
+    assert_eq!((plain.bits, plain.group_size, plain.sym, plain.desc_act), (4, Some(Some(128)), None, false));
     assert_eq!((plain.version, plain.lm_head, plain.dynamic.rules.len()), (GptqVersion::V1, false, 0));
     for bits in ["bits", "w_bit", "wbits"] {
         for group in ["group_size", "q_group_size"] {
             let config =
                 gptq(&format!(r#"{{"quant_method": "GPTQ", "{bits}": 3, "{group}": -1, "zero_point": true}}"#));
-            assert_eq!((config.bits, config.group_size, config.sym), (3, None, Some(false)));
+            assert_eq!((config.bits, config.group_size, config.sym), (3, Some(None), Some(false)));
         }
     }
     for key in ["checkpoint_format", "format", "version"] {
@@ -152,7 +152,7 @@ fn marlin_is_declared_in_three_ways() {
         r#""quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin""#,
     ] {
         let config = gptq(&format!("{{{fields}}}"));
-        assert_eq!((config.marlin, config.bits, config.group_size), (true, 4, Some(128)), "{fields}");
+        assert_eq!((config.marlin, config.bits, config.group_size), (true, 4, Some(Some(128))), "{fields}");
     }
     let text = text_of(parse_config(r#"{"quant_method": "marlin", "bits": 8}"#));
     assert_names(&text, &["quantization_config.bits", "4 bits only, got 8"]);

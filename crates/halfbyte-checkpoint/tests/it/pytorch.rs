@@ -212,24 +212,26 @@ fn two_readings(config: &str) -> tempfile::TempDir {
 
 #[test]
 fn two_readings_are_refused_unless_the_caller_says_which() {
-    let dir = two_readings("");
-    let load = |group: Option<Group>| {
+    let load = |config: &str, group: Option<Group>| {
+        let dir = two_readings(config);
         let weights = Weights::open_with(dir.path(), Hint { group, ..Hint::default() }).unwrap();
         match weights.load_linear("m")?.weight {
             LinearWeight::Quantized(q) => Ok(q.format().group),
             LinearWeight::Dense { .. } => panic!("expected codes"),
         }
     };
-    assert_names(&text_of(load(None)), &["`m`", "groups of 96 and of 128 fit", "2 scales for 192 inputs", "--group"]);
-    assert_names(&text_of(load(Some(Group::Size(64)))), &["groups of 96 and of 128"]);
-    assert_names(&text_of(load(Some(Group::Channel))), &["groups of 96 and of 128"]);
-    assert_eq!(load(Some(Group::Size(96))).unwrap(), Group::Size(96));
-    assert_eq!(load(Some(Group::Size(128))).unwrap(), Group::Size(128));
+    // A config that leaves the size out says no more than none.
+    for config in ["", r#"{"quantization_config": {"quant_method": "gptq", "bits": 4}}"#] {
+        let of = |group| load(config, group);
+        assert_names(&text_of(of(None)), &["`m`", "groups of 96 and of 128 fit", "2 scales for 192 inputs", "--group"]);
+        assert_names(&text_of(of(Some(Group::Size(64)))), &["groups of 96 and of 128"]);
+        assert_names(&text_of(of(Some(Group::Channel))), &["groups of 96 and of 128"]);
+        assert_eq!(of(Some(Group::Size(96))).unwrap(), Group::Size(96));
+        assert_eq!(of(Some(Group::Size(128))).unwrap(), Group::Size(128));
+    }
     // What the files say is not overruled.
-    let dir = two_readings(r#"{"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}"#);
-    let weights = Weights::open_with(dir.path(), Hint { group: Some(Group::Size(96)), ..Hint::default() }).unwrap();
-    let LinearWeight::Quantized(q) = weights.load_linear("m").unwrap().weight else { panic!() };
-    assert_eq!(q.format().group, Group::Size(128));
+    let said = r#"{"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}"#;
+    assert_eq!(load(said, Some(Group::Size(96))).unwrap(), Group::Size(128));
 }
 
 #[test]

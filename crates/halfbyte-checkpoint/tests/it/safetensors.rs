@@ -202,7 +202,13 @@ fn oddities_of_folders_are_reported() {
     write_folder(dir.path(), &[tensor("single", DType::U8, &[1], &[1u8])], "");
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     assert_eq!(checkpoint.tensor_names().collect::<Vec<_>>(), ["single"]);
+    assert_eq!(checkpoint.findings().len(), 1);
     assert_names(&checkpoint.findings()[0].to_string(), &["index", "the single file was read"]);
+    // And beside other files without one.
+    std::fs::remove_file(&index).unwrap();
+    let told: Vec<String> = Checkpoint::open(dir.path()).unwrap().findings().iter().map(ToString::to_string).collect();
+    let others = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    assert_eq!(told, others.map(|name| format!("{name}: lies beside model.safetensors, which was read alone")));
 }
 
 #[cfg(target_os = "linux")]

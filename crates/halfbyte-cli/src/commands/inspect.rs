@@ -112,7 +112,8 @@ fn declared(config: &QuantizationConfig) -> Vec<String> {
         QuantizationConfig::Gptq(q) => {
             let order = if q.desc_act { ", act-order" } else { "" };
             let name = if q.marlin { "marlin" } else { q.version.name() };
-            vec![format!("{name} {} bits, {}, {}{order}", q.bits, group(q.group_size), symmetry(q.sym))]
+            let groups = q.group_size.map_or("group size not stated".to_owned(), group);
+            vec![format!("{name} {} bits, {groups}, {}{order}", q.bits, symmetry(q.sym))]
         }
         QuantizationConfig::Awq(q) => {
             let symmetric = q.zero_point.map(|zero_point| !zero_point);

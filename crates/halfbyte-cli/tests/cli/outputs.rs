@@ -57,6 +57,27 @@ fn logits_replace_nothing_that_is_read() {
     assert!(left.all(|name| !name.to_string_lossy().ends_with(".tmp")));
 }
 
+/// A folder is not called as a file of another form is.
+#[test]
+fn a_form_of_several_files_is_not_written_under_the_name_of_one() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    let m = model();
+    for args in [
+        &["quantize", &m, "-o", &path("a.gguf")][..],
+        &["quantize", &m, "-o", &path("a.safetensors"), "--to", "gguf"],
+        &["convert", &m, "-o", &path("a.ONNX"), "--to", "onnx"],
+        &["dequantize", &m, "-o", &path("a.gguf")],
+    ] {
+        let error = fails(2, args);
+        assert!(error.contains("expected the name of a folder") && error.contains("a file of another form"), "{error}");
+        assert_eq!(fs::read_dir(here.path()).unwrap().count(), 0, "{args:?}");
+    }
+    // What is a folder already may have any name.
+    fs::create_dir(path("b.gguf")).unwrap();
+    quiet(&["quantize", &m, "-o", &path("b.gguf")]);
+}
+
 #[test]
 fn a_limit_on_the_size_of_files_is_an_error_like_a_full_disk() {
     let here = TempDir::new().unwrap();

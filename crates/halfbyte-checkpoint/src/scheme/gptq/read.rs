@@ -162,13 +162,15 @@ impl<'a> Parts<'a> {
             let what = format!("tensor `{}`: expected {expected}, got {:?}", info.name, info.shape);
             Err(Error::malformed(info.file, what))
         };
-        if let Some(settings) = settings {
-            let group = settings.group_size.map_or(Group::Channel, Group::Size);
+        if let Some(settings) = settings
+            && let Some(declared) = settings.group_size
+        {
+            let group = declared.map_or(Group::Channel, Group::Size);
             if group.count(k) == groups {
                 return Ok(group);
             }
             if settings.of_all {
-                let size = group_text(settings.group_size);
+                let size = group_text(declared);
                 return fail(format!("[{}, {}] for {k} inputs and group_size {size}", group.count(k), self.n));
             }
         }
@@ -212,8 +214,10 @@ impl<'a> Parts<'a> {
             let text = format!("the config says {says} bits for it, but its qzeros hold {bits}; read as {bits} bits");
             findings.push(Finding::new(self.prefix, text));
         }
-        if settings.group_size.map_or(Group::Channel, Group::Size).count(self.k) != self.groups {
-            let says = group_text(settings.group_size);
+        if let Some(declared) = settings.group_size
+            && declared.map_or(Group::Channel, Group::Size).count(self.k) != self.groups
+        {
+            let says = group_text(declared);
             let is = group_text(if let Group::Size(size) = group { Some(size) } else { None });
             let text = format!("the config says group_size {says} for it, but its scales are for {is}; read as {is}");
             findings.push(Finding::new(self.prefix, text));

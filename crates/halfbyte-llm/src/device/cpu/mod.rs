@@ -114,9 +114,16 @@ impl Resident for CpuModel {
         let mut products = Vec::new();
         for part in self.decoder.projections().flat_map(Projection::parts).filter(|part| part.format().is_some()) {
             let (n, k, x, y) = (part.n(), part.k(), Float::F32, Float::F32);
-            let kernel = part.kernel(cpu, 1, x, y)?;
-            let plan = PlanOfRows { rows: [0, usize::MAX], kernel, configuration: String::new(), workspace_bytes: 0 };
-            explain::add(&mut products, Problem { format: part.format(), x, y, m: 1, n, k }, vec![plan]);
+            let kernels = part.kernels(cpu, x, y)?;
+            let ends = kernels.iter().skip(1).map(|(next, _)| next - 1).chain([usize::MAX]);
+            let plan = |(&(first, kernel), last): (&(usize, _), usize)| PlanOfRows {
+                rows: [first, last],
+                kernel,
+                configuration: String::new(),
+                workspace_bytes: 0,
+            };
+            let plans = kernels.iter().zip(ends).map(plan).collect();
+            explain::add(&mut products, Problem { format: part.format(), x, y, m: 1, n, k }, plans);
         }
         Ok(products)
     }

@@ -4,6 +4,26 @@ use halfbyte::cpu::Cpu;
 use halfbyte::kernel::KvType;
 use std::path::Path;
 
+/// What is explained is what computes, for every number of rows.
+#[test]
+fn every_number_of_rows_is_explained_by_its_kernel() {
+    use halfbyte::quantize::{Rtn, rtn};
+    use halfbyte::{Float, Floats, Format, Linear, Weight};
+    let cpu = Cpu::new(1).unwrap();
+    for name in ["w4a16-g128", "w4a8-g32", "w8a8", "w2a16-g64-asym", "w4a16-g16-float"] {
+        let format: Format = name.parse().unwrap();
+        let w: Vec<f32> = (0..64 * 384).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
+        let q = rtn(Floats::F32(&w), [64, 384], format.weight, Rtn::default()).unwrap();
+        let layer = Linear::on(&cpu, Weight::Quantized(&q, format.act)).unwrap();
+        let kernels = layer.kernels(&cpu, Float::F32, Float::F32).unwrap();
+        assert_eq!(kernels[0].0, 1);
+        for m in 1..600 {
+            let (_, told) = *kernels.iter().rfind(|(first, _)| *first <= m).unwrap();
+            assert_eq!(layer.kernel(&cpu, m, Float::F32, Float::F32).unwrap(), told, "{name}, {m} rows");
+        }
+    }
+}
+
 #[test]
 fn a_text_alone_and_among_many_has_keys_and_values_of_the_type_that_was_asked_for() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
