@@ -51,7 +51,7 @@
 // Scales from the largest magnitude of each group, so that both extremes are met exactly.
 #define HALFBYTE_RTN_DEFAULT 0
 
-// Scales of symmetric formats such that every code is used.
+// Scales such that every code is used; of symmetric formats alone, others are refused.
 #define HALFBYTE_RTN_FULL_RANGE 1
 
 // Scales by a search for the least squared error of each group.
@@ -379,7 +379,8 @@ halfbyte_status halfbyte_linear_forward(const halfbyte_linear *linear,
 void halfbyte_linear_free(halfbyte_linear *linear);
 
 // Packs a weight [co, k] for a device, k being kernel rows, kernel columns, channels in this order, as halfbyte_weight_rtn_conv2d
-// makes it. `bias`: floats [co] of the host, or null; `x_layout`, `y_layout`: HALFBYTE_LAYOUT_*.
+// makes it. `bias`: floats [co] of the host; null: that of the weight's checkpoint, if it came out of one and there is one, else none.
+// `activation`: HALFBYTE_ACTIVATION_*; `x_layout`, `y_layout`: HALFBYTE_LAYOUT_*.
 halfbyte_status halfbyte_conv2d_create(const halfbyte_device *device,
                                        const halfbyte_weight *weight,
                                        const halfbyte_conv2d_geometry *geometry,
@@ -432,9 +433,10 @@ halfbyte_status halfbyte_conv2d_int8_forward(const halfbyte_conv2d_int8 *conv2d,
 void halfbyte_conv2d_int8_free(halfbyte_conv2d_int8 *conv2d);
 
 // Loads a folder in Hugging Face's form (config.json, tokenizer.json and safetensors) or a GGUF file onto a device. `quantize`: null to
-// take the weights as they are stored; a format, as "w4a8-g128", to quantise dense layers while loading. `act`: what becomes of the
-// activations of layers that are quantised in the files, HALFBYTE_ACT_*; where `quantize` is given, its format says so for all. On a GPU
-// the model has streams of its own.
+// take the weights as they are stored; a format, as "w4a8-g128", to quantise the dense layers of a model while loading: one that is
+// quantised already is refused. `act`: what becomes of the activations of layers that are quantised in the files, HALFBYTE_ACT_*; where
+// `quantize` is given, its format says so for all. On a GPU the model has streams of its own, and its products read f16; with
+// activations of 32 bits (HALFBYTE_ACT_A32, "w4a32-g128") they read f32.
 halfbyte_status halfbyte_model_load(const halfbyte_device *device,
                                     const char *path,
                                     const char *quantize,

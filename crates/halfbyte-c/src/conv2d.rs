@@ -93,7 +93,8 @@ pub struct halfbyte_conv2d {
 type Layer = On<Conv2d<Cpu>, Conv2d<Cuda>>;
 
 /// Packs a weight [co, k] for a device, k being kernel rows, kernel columns, channels in this order, as halfbyte_weight_rtn_conv2d
-/// makes it. `bias`: floats [co] of the host, or null; `x_layout`, `y_layout`: HALFBYTE_LAYOUT_*.
+/// makes it. `bias`: floats [co] of the host; null: that of the weight's checkpoint, if it came out of one and there is one, else none.
+/// `activation`: HALFBYTE_ACTIVATION_*; `x_layout`, `y_layout`: HALFBYTE_LAYOUT_*.
 #[unsafe(no_mangle)]
 pub extern "C" fn halfbyte_conv2d_create(
     device: Option<&halfbyte_device>,

@@ -5,9 +5,9 @@ use crate::handle::{Out, given, null};
 use crate::status::{Failure, Result, guard, guard_quietly, halfbyte_status};
 use crate::text::text;
 use crate::weight::{act, format_of};
-use ::halfbyte_checkpoint::Weights;
+use ::halfbyte_checkpoint::{Weights, linears};
 use halfbyte::quantize::Rtn;
-use halfbyte::{Cpu, Float};
+use halfbyte::{Act, Cpu, Float};
 use halfbyte_llm::device::{Device as ModelDevice, Gpu};
 use halfbyte_llm::{Config, Finish, LoadOptions, Model, Request, Sampling, Session, Tokenizer};
 use std::ffi::{c_char, c_void};
@@ -24,9 +24,10 @@ pub struct halfbyte_model {
 }
 
 /// Loads a folder in Hugging Face's form (config.json, tokenizer.json and safetensors) or a GGUF file onto a device. `quantize`: null to
-/// take the weights as they are stored; a format, as "w4a8-g128", to quantise dense layers while loading. `act`: what becomes of the
-/// activations of layers that are quantised in the files, HALFBYTE_ACT_*; where `quantize` is given, its format says so for all. On a GPU
-/// the model has streams of its own.
+/// take the weights as they are stored; a format, as "w4a8-g128", to quantise the dense layers of a model while loading: one that is
+/// quantised already is refused. `act`: what becomes of the activations of layers that are quantised in the files, HALFBYTE_ACT_*; where
+/// `quantize` is given, its format says so for all. On a GPU the model has streams of its own, and its products read f16; with
+/// activations of 32 bits (HALFBYTE_ACT_A32, "w4a32-g128") they read f32.
 #[unsafe(no_mangle)]
 pub extern "C" fn halfbyte_model_load(
     device: Option<&halfbyte_device>,
@@ -43,25 +44,37 @@ pub extern "C" fn halfbyte_model_load(
         let act = crate::model::act(act)?;
         // SAFETY: as above.
         let format = if quantize.is_null() { None } else { Some(unsafe { format_of(quantize) }?) };
+        let act = format.map_or(act, |format| format.act);
         let (cpu, device) = match &device.0 {
             Device::Cpu(cpu) => (cpu.clone(), ModelDevice::Cpu),
             Device::Cuda(cuda) => {
-                let gpu = Gpu { gpu: cuda.gpu().clone(), activations: Float::F16, fused: true, persistent: true };
+                let gpu = Gpu { gpu: cuda.gpu().clone(), activations: activations(act), fused: true, persistent: true };
                 // It has nothing to compute.
                 (Arc::new(Cpu::new(1)?), ModelDevice::Cuda(gpu))
             }
         };
         let weights = Weights::open(path)?;
+        if let Some(format) = format
+            && linears(&weights)?.iter().any(|linear| linear.source.is_some())
+        {
+            let expected = "null for a model that is quantised already";
+            return Err(Failure::invalid("quantize", expected, format.to_string()));
+        }
         let tokenizer = Tokenizer::from_weights(&weights)?;
         let options = LoadOptions {
             device,
-            act: format.map_or(act, |format| format.act),
+            act,
             quantize: format.map(|format| (format.weight, Rtn::default())),
             ..LoadOptions::default()
         };
         let model = Model::from_weights(Config::from_weights(&weights)?, &weights, &options)?;
         out.give(halfbyte_model { model, tokenizer, cpu })
     })
+}
+
+/// What the products of a model read on a GPU.
+fn activations(act: Act) -> Float {
+    if act == Act::A32 { Float::F32 } else { Float::F16 }
 }
 
 /// Tokens that a text may have at most; 0 of null.
@@ -309,4 +322,17 @@ pub extern "C" fn halfbyte_model_generate(
 #[unsafe(no_mangle)]
 pub extern "C" fn halfbyte_model_free(model: Option<Box<halfbyte_model>>) {
     guard_quietly((), || drop(model));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn activations_of_32_bits_are_f32_on_a_gpu_too() {
+        assert_eq!(activations(Act::A32), Float::F32);
+        for act in [Act::A16, Act::A8, Act::A8Asym] {
+            assert_eq!(activations(act), Float::F16);
+        }
+    }
 }

@@ -8,7 +8,7 @@ use crate::tensor::{DLTensor, Tensor};
 use crate::text::text;
 use ::halfbyte_checkpoint::{LinearWeight, LoadedLinear};
 use halfbyte::quantize::{Rtn, SymmetricScale, rtn, rtn_conv2d};
-use halfbyte::{Act, FloatData, Floats, FloatsMut, Format, QTensor, StoredTensor, Weight};
+use halfbyte::{Act, FloatData, Floats, FloatsMut, Format, QTensor, StoredTensor, Weight, WeightFormat, Zero};
 use std::borrow::Cow;
 use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
@@ -74,17 +74,21 @@ pub(crate) fn act(number: i32) -> Result<Act> {
 
 /// Scales from the largest magnitude of each group, so that both extremes are met exactly.
 pub const HALFBYTE_RTN_DEFAULT: u32 = 0;
-/// Scales of symmetric formats such that every code is used.
+/// Scales such that every code is used; of symmetric formats alone, others are refused.
 pub const HALFBYTE_RTN_FULL_RANGE: u32 = 1;
 /// Scales by a search for the least squared error of each group.
 pub const HALFBYTE_RTN_SEARCH: u32 = 2;
 
-/// Options of rtn, by their bits.
-pub(crate) fn options(flags: u32) -> Result<Rtn> {
+/// Options of rtn for a format, by their bits. Errors: bits that say nothing, a range of symmetric codes for others.
+fn options(flags: u32, format: WeightFormat) -> Result<Rtn> {
     if flags & !(HALFBYTE_RTN_FULL_RANGE | HALFBYTE_RTN_SEARCH) != 0 {
         return Err(Failure::invalid("flags", "a sum of HALFBYTE_RTN_*", format!("{flags:#x}")));
     }
     let full = flags & HALFBYTE_RTN_FULL_RANGE != 0;
+    if full && format.zero != Zero::Symmetric {
+        let expected = "HALFBYTE_RTN_FULL_RANGE with codes that have no zero points and no offsets";
+        return Err(Failure::invalid("flags", expected, format!("it with {}", format.zero)));
+    }
     let symmetric = if full { SymmetricScale::Full } else { SymmetricScale::Narrow };
     Ok(Rtn { symmetric, search: flags & HALFBYTE_RTN_SEARCH != 0 })
 }
@@ -115,7 +119,7 @@ pub extern "C" fn halfbyte_weight_rtn(
         let format = unsafe { format_of(format) }?;
         // SAFETY: the caller's tensor, which the call alone reads.
         let floats = unsafe { w.floats() }?;
-        let quantized = rtn(floats, shape, format.weight, options(flags)?)?;
+        let quantized = rtn(floats, shape, format.weight, options(flags, format.weight)?)?;
         out.give(halfbyte_weight::new(Data::Quantized(quantized, format.act), None))
     })
 }
@@ -138,7 +142,7 @@ pub extern "C" fn halfbyte_weight_rtn_conv2d(
         let format = unsafe { format_of(format) }?;
         // SAFETY: the caller's tensor, which the call alone reads.
         let floats = unsafe { w.floats() }?;
-        let quantized = rtn_conv2d(floats, &geometry, format.weight, options(flags)?)?;
+        let quantized = rtn_conv2d(floats, &geometry, format.weight, options(flags, format.weight)?)?;
         out.give(halfbyte_weight::new(Data::Quantized(quantized, format.act), None))
     })
 }

@@ -13,7 +13,7 @@ use pyo3::exceptions::{PyKeyError, PyRuntimeError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 use serde_json::{Map, Value};
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::path::PathBuf;
 
 /// What becomes of activations by its name.
@@ -65,6 +65,11 @@ impl Checkpoint {
         };
         let activation = activation_of(options.activation)?;
         match &weight {
+            StoredWeight::Dense { .. } if act.is_quantized() => Ok(invalid(
+                "act",
+                "a16 or a32 with a dense layer, whose activations stay as they are",
+                format_args!("a8 or a8-xasym with `{prefix}`"),
+            )?),
             StoredWeight::Dense { floats, shape } => {
                 let weight = Weight::Dense(floats.as_floats(), *shape);
                 Linear::of_weight(py, weight, bias, activation, options.place)
@@ -203,19 +208,23 @@ fn object(text: &str) -> PyResult<Map<String, Value>> {
     }
 }
 
-/// `inspect` as JSON text.
+/// `inspect` as JSON text, and its paths, which need not be text: what was opened, the files, and the one that says how the checkpoint is
+/// quantised.
 #[pyfunction]
 pub fn _inspect(
     py: Python<'_>,
     path: PathBuf,
     #[pyo3(from_py_with = number::group)] group: Option<i64>,
-) -> Result<String> {
+) -> Result<(String, OsString, Vec<OsString>, Option<OsString>)> {
     let hint = Hint { group: group_of(group)?, ..Hint::default() };
     let inspection = device::compute(py, || {
         let weights = Weights::open_with(&path, hint)?;
         checkpoint::inspect(&weights)
     })?;
-    Ok(text_of(&inspection)?)
+    let config = inspection.config_file().map(|file| file.as_os_str().to_owned());
+    let text = text_of(&inspection)?;
+    let files = inspection.files.into_iter().map(PathBuf::into_os_string).collect();
+    Ok((text, inspection.path.into_os_string(), files, config))
 }
 
 /// `verify` as JSON text.

@@ -13,6 +13,7 @@ use halfbyte_checkpoint::{
 };
 use pyo3::prelude::*;
 use serde_json::json;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// The forms of files by their names, which are those of the command line's `--to`.
@@ -40,7 +41,7 @@ fn target_of(name: &str) -> PyResult<Target> {
     }
 }
 
-/// `convert` with what it told as JSON text.
+/// `convert`: where it wrote, a path that need not be text, and what else it told as JSON text.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python's options have names")]
 pub fn _convert(
@@ -53,7 +54,7 @@ pub fn _convert(
     #[pyo3(from_py_with = number::two_level)] two_level: bool,
     #[pyo3(from_py_with = number::requantize)] requantize: bool,
     #[pyo3(from_py_with = number::overwrite)] overwrite: bool,
-) -> Result<String> {
+) -> Result<(OsString, String)> {
     let group = group_of(group)?;
     let channel_scale = two_level.then_some(Float::F16);
     let conversion = Conversion { target: target_of(to)?, bits, group, channel_scale, requantize };
@@ -66,7 +67,6 @@ pub fn _convert(
     });
     let converted = signals.first(converted)?;
     let told = json!({
-        "path": converted.written.path.to_string_lossy(),
         "to": to,
         "bytes": converted.written.tensor_bytes,
         "modules": converted.written.quantized,
@@ -75,10 +75,10 @@ pub fn _convert(
         "left_out": converted.written.left_out,
         "findings": converted.written.findings,
     });
-    Ok(text_of(&told)?)
+    Ok((converted.written.path.into_os_string(), text_of(&told)?))
 }
 
-/// `quantize_model` with what it told as JSON text.
+/// `quantize_model`: where it wrote, a path that need not be text, and what else it told as JSON text.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python's options have names")]
 pub fn _quantize_model(
@@ -90,8 +90,12 @@ pub fn _quantize_model(
     #[pyo3(from_py_with = number::search)] search: bool,
     symmetric: &str,
     #[pyo3(from_py_with = number::overwrite)] overwrite: bool,
-) -> Result<String> {
-    let format = format.parse::<Format>()?.weight;
+) -> Result<(OsString, String)> {
+    let Format { weight: format, act } = format.parse::<Format>()?;
+    if act.is_quantized() {
+        let got = Format { weight: format, act };
+        return Ok(invalid(OP, "a format with a16, as files hold weights and nothing of activations", got)?);
+    }
     let (target, options) = (target_of(to)?, Rounding::new(OP, search, symmetric, format)?.rtn);
     let signals = Signals::default();
     let written = device::compute_watching(py, &signals, || {
@@ -129,13 +133,12 @@ pub fn _quantize_model(
     });
     let written = signals.first(written)?;
     let told = json!({
-        "path": written.path.to_string_lossy(),
         "to": to,
         "bytes": written.tensor_bytes,
         "modules": written.quantized,
         "findings": written.findings,
     });
-    Ok(text_of(&told)?)
+    Ok((written.path.into_os_string(), text_of(&told)?))
 }
 
 const OP: &str = "quantize_model";

@@ -8,6 +8,7 @@ mod conv2d;
 mod device;
 mod error;
 mod folder;
+mod generation;
 mod int8;
 mod linear;
 mod model;
@@ -31,11 +32,13 @@ mod _halfbyte {
     #[pymodule_export]
     use crate::folder::{_convert, _quantize_model};
     #[pymodule_export]
+    use crate::generation::Generation;
+    #[pymodule_export]
     use crate::int8::{Conv2dInt8, LinearInt8};
     #[pymodule_export]
     use crate::linear::Linear;
     #[pymodule_export]
-    use crate::model::{Generation, Model, load};
+    use crate::model::{Model, load};
     #[pymodule_export]
     use crate::paddle::{
         _paddle_apply_per_channel_scale, _paddle_linear, _paddle_llm_int8_linear, _paddle_weight_dequantize,

@@ -1,30 +1,22 @@
-//! `Model`: a language model on a device, and text from it, streamed.
+//! `Model`: a language model on a device.
 
 use crate::checkpoint::act_of;
 use crate::device;
-use crate::error::{Failure, Result, invalid};
+use crate::error::{Result, invalid};
+use crate::generation::{Generation, Work};
 use crate::number::{self, Ids};
 use crate::tensor::{DataType, Place, numpy_array};
 use halfbyte::kernel::KvType;
 use halfbyte::quantize::Rtn;
-use halfbyte::{Act, Cpu, Float, Format};
-use halfbyte_checkpoint::Weights;
+use halfbyte::{Act, Float, Format};
+use halfbyte_checkpoint::{self as checkpoint, Weights, linears};
 use halfbyte_llm::stop::StopFilter;
-use halfbyte_llm::{
-    Config, Device, Finish, LoadOptions, Model as Loaded, Request, Sampling, Session, Tokenizer, device::Gpu,
-};
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError};
+use halfbyte_llm::{Config, Device, LoadOptions, Model as Loaded, Sampling, Session, Tokenizer, device::Gpu};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-
-/// Pieces of text that may wait for whoever reads them.
-const PIECES_AHEAD: usize = 16;
+use std::sync::Arc;
 
 /// A language model: its weights on a device, its tokenizer.
 #[pyclass(frozen, module = "halfbyte")]
@@ -34,10 +26,13 @@ pub struct Model {
     generation: u32,
 }
 
+/// What a text is written by.
 #[derive(Debug)]
-struct Inner {
-    model: Loaded,
-    tokenizer: Tokenizer,
+pub struct Inner {
+    /// The model.
+    pub model: Loaded,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
 }
 
 /// Keys and values by the name of their type.
@@ -96,6 +91,26 @@ impl<'py> FromPyObject<'_, 'py> for Stop {
     }
 }
 
+/// Error: an option that would change nothing for a model: a format where it is quantised, activations of 8 bits where it is not.
+fn refuse_useless(weights: &Weights, format: Option<Format>, act: Option<Act>) -> checkpoint::Result<()> {
+    if format.is_none() && !act.is_some_and(Act::is_quantized) {
+        return Ok(());
+    }
+    let quantized = linears(weights)?.iter().any(|linear| linear.source.is_some());
+    let (expected, got) = match (format, act) {
+        (Some(format), _) if quantized => (
+            "no format for a model that is quantised already",
+            format!("{format} for {}", weights.checkpoint().path().display()),
+        ),
+        (None, Some(_)) if !quantized => (
+            "act a8 or a8-xasym with a model that is quantised, or with a format to round it to",
+            format!("it with the floats of {}", weights.checkpoint().path().display()),
+        ),
+        _ => return Ok(()),
+    };
+    Err(checkpoint::Error::Invalid { op: "load", expected: expected.to_owned(), got })
+}
+
 /// Loads a language model: a folder in Hugging Face's form or a GGUF file. format: what dense layers of the blocks are rounded to;
 /// act: what becomes of activations of layers that are quantised already; kv: what keys and values are kept as.
 #[pyfunction]
@@ -119,22 +134,23 @@ pub fn load(
     if search && format.is_none() {
         return Ok(invalid("load", "search with a format to round to", "none")?);
     }
-    let act = format.map(|format| format.act).or(act).unwrap_or(Act::A16);
+    let applied = format.map(|format| format.act).or(act).unwrap_or(Act::A16);
     let place = device.filter(|device| !device.is_none()).map_or(Ok(Place::Cpu), device::place_of)?;
     let where_to = match place {
         Place::Cpu => Device::Cpu,
         Place::Cuda(index) => {
             let gpu = device::gpu(py, index)?;
-            let activations = if act == Act::A32 { Float::F32 } else { Float::F16 };
+            let activations = if applied == Act::A32 { Float::F32 } else { Float::F16 };
             Device::Cuda(Gpu { gpu, activations, fused: true, persistent: true })
         }
     };
     let rtn = Rtn { search, ..Rtn::default() };
     let quantize = format.map(|format| (format.weight, rtn));
     let kv = kv.map(kv_of).transpose()?;
-    let options = LoadOptions { device: where_to, act, quantize, kv, ..LoadOptions::default() };
+    let options = LoadOptions { device: where_to, act: applied, quantize, kv, ..LoadOptions::default() };
     let inner = device::compute(py, || -> halfbyte_llm::Result<Inner> {
         let weights = Weights::open(&path)?;
+        refuse_useless(&weights, format, act)?;
         let model = Loaded::from_weights(Config::from_weights(&weights)?, &weights, &options)?;
         model.prepare(&|_, _| ())?;
         Ok(Inner { model, tokenizer: Tokenizer::from_weights(&weights)? })
@@ -211,23 +227,7 @@ impl Model {
         }
         let stop = stop.map_or_else(Vec::new, |Stop(texts)| texts);
         StopFilter::check(&stop)?;
-        let (send, pieces) = sync_channel(PIECES_AHEAD);
-        let cancel = Arc::new(AtomicBool::new(false));
-        let work = Work {
-            inner: self.inner.clone(),
-            cpu: device::cpu(py)?,
-            ids,
-            max_tokens,
-            sampling,
-            stop,
-            ignore_end,
-            cancel: cancel.clone(),
-        };
-        let thread = std::thread::Builder::new().name("halfbyte-generate".to_owned());
-        let refused = |e| PyRuntimeError::new_err(format!("generate: no thread: {e}"));
-        thread.spawn(move || work.run(&send)).map_err(refused)?;
-        let pieces = Mutex::new(Some(pieces));
-        Ok(Generation { pieces, cancel, state: Mutex::default(), generation: device::generation(py) })
+        Work { inner: self.inner.clone(), cpu: device::cpu(py)?, ids, max_tokens, sampling, stop, ignore_end }.begin(py)
     }
 
     /// Logits `[vocab]` after a prompt, as a numpy array of float32.
@@ -301,185 +301,5 @@ impl Model {
 
     fn __repr__(&self) -> String {
         format!("Model({} parameters, {} bytes, device={})", self.parameters(), self.nbytes(), self.device())
-    }
-}
-
-/// What a thread does that writes a text.
-struct Work {
-    inner: Arc<Inner>,
-    cpu: Arc<Cpu>,
-    ids: Vec<u32>,
-    max_tokens: usize,
-    sampling: Sampling,
-    stop: Vec<String>,
-    ignore_end: bool,
-    cancel: Arc<AtomicBool>,
-}
-
-/// What it tells.
-enum Told {
-    Piece(Option<u32>, String),
-    End(halfbyte_llm::Result<Finish>),
-}
-
-impl Work {
-    fn run(&self, send: &SyncSender<Told>) {
-        let finish = self.generate(send);
-        // Nobody may be there any more who reads it.
-        let _ = send.send(Told::End(finish));
-    }
-
-    fn generate(&self, send: &SyncSender<Told>) -> halfbyte_llm::Result<Finish> {
-        let Inner { model, tokenizer } = &*self.inner;
-        let config = model.config();
-        let context = self.ids.len().saturating_add(self.max_tokens).min(config.spec.max_context);
-        let mut session = Session::new(model, &self.cpu, context)?;
-        let request = Request {
-            prompt: &self.ids,
-            max_tokens: self.max_tokens,
-            sampling: self.sampling,
-            end_tokens: if self.ignore_end { &[] } else { &config.eos },
-            stop: &self.stop,
-            cancel: Some(&self.cancel),
-        };
-        let generated = session.generate_pieces(tokenizer, &request, None, &mut |piece| match send
-            .send(Told::Piece(piece.token, piece.text.to_owned()))
-        {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        })?;
-        Ok(generated.finish)
-    }
-}
-
-/// A text as it is written. Ends early when it is closed or let go of.
-#[pyclass(frozen, module = "halfbyte")]
-#[derive(Debug)]
-pub struct Generation {
-    pieces: Mutex<Option<Receiver<Told>>>,
-    cancel: Arc<AtomicBool>,
-    state: Mutex<State>,
-    generation: u32,
-}
-
-impl std::fmt::Debug for Told {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Told::Piece(_, text) => f.debug_tuple("Piece").field(text).finish(),
-            Told::End(_) => f.write_str("End"),
-        }
-    }
-}
-
-#[derive(Debug, Default)]
-struct State {
-    tokens: Vec<u32>,
-    finish: Option<&'static str>,
-}
-
-impl Drop for Generation {
-    fn drop(&mut self) {
-        self.cancel.store(true, Ordering::Relaxed);
-        // What a thread of another process held when this one was forked is never let go of.
-        if Python::try_attach(|py| self.is_forked(py)) == Some(true) {
-            let pieces = self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner);
-            std::mem::forget(pieces.take());
-        }
-    }
-}
-
-fn name_of(finish: Finish) -> &'static str {
-    match finish {
-        Finish::Length => "length",
-        Finish::End => "end",
-        Finish::Stop => "stop",
-        Finish::Context => "context",
-        Finish::Cancelled => "cancelled",
-    }
-}
-
-impl Generation {
-    /// Whether another process began the text, from which this one was forked.
-    fn is_forked(&self, py: Python<'_>) -> bool {
-        self.generation != device::generation(py)
-    }
-
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What the thread tells next; None at the end. Looks for Ctrl-C ten times a second.
-    fn next(&self, py: Python<'_>) -> Result<Option<Told>> {
-        loop {
-            let told = py.detach(|| {
-                let mut pieces = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some(receiver) = &*pieces else { return Ok(None) };
-                let told = receiver.recv_timeout(Duration::from_millis(100));
-                if matches!(told, Ok(Told::End(_)) | Err(RecvTimeoutError::Disconnected)) {
-                    *pieces = None;
-                }
-                told.map(Some)
-            });
-            match told {
-                Ok(told) => return Ok(told),
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(PyRuntimeError::new_err("generate: the thread that writes the text has ended").into());
-                }
-                Err(RecvTimeoutError::Timeout) => py.check_signals().inspect_err(|_| self.close(py))?,
-            }
-        }
-    }
-}
-
-#[pymethods]
-impl Generation {
-    fn __iter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __next__(&self, py: Python<'_>) -> Result<String> {
-        if self.is_forked(py) {
-            let text = "generate: expected the process that began the text, got one that was forked from it";
-            return Err(PyRuntimeError::new_err(text).into());
-        }
-        // Whoever reads on in C, as list() does, would else not hear of Ctrl-C as long as pieces come.
-        py.check_signals().inspect_err(|_| self.close(py))?;
-        loop {
-            match self.next(py)? {
-                None => return Err(PyStopIteration::new_err(()).into()),
-                Some(Told::Piece(token, text)) => {
-                    self.state().tokens.extend(token);
-                    if !text.is_empty() {
-                        return Ok(text);
-                    }
-                }
-                Some(Told::End(finish)) => {
-                    let finish = finish.map_err(Failure::from)?;
-                    self.state().finish = Some(name_of(finish));
-                    return Err(PyStopIteration::new_err(()).into());
-                }
-            }
-        }
-    }
-
-    /// Ends the writing after the token at hand.
-    fn close(&self, py: Python<'_>) {
-        self.cancel.store(true, Ordering::Relaxed);
-        if !self.is_forked(py) {
-            py.detach(|| *self.pieces.lock().unwrap_or_else(PoisonError::into_inner) = None);
-        }
-        self.state().finish.get_or_insert("cancelled");
-    }
-
-    /// Tokens so far, the one that ended the text not among them.
-    #[getter]
-    fn tokens(&self) -> Vec<u32> {
-        self.state().tokens.clone()
-    }
-
-    /// Why it ended: length, end, stop, context or cancelled; None while it goes on.
-    #[getter]
-    fn finish_reason(&self) -> Option<&'static str> {
-        self.state().finish
     }
 }

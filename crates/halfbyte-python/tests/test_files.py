@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -177,6 +178,58 @@ def test_models_are_rounded_while_they_are_loaded() -> None:
         halfbyte.load(STDLIB, kv="f8")
 
 
+def test_options_that_would_change_nothing_for_a_model(quantized: Path, tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj"
+    for options in ({"format": "w8a16-g128"}, {"format": "w4a8-g128", "search": True}):
+        with pytest.raises(ValueError, match=f"load: expected no format for a model that is quantised already, got {options['format']}"):
+            halfbyte.load(quantized, **options)
+    dense = halfbyte.Checkpoint(STDLIB)
+    for act in ("a8", "a8-xasym"):
+        assert halfbyte.load(quantized, act=act).vocab > 0
+        with pytest.raises(ValueError, match="load: expected act a8 or a8-xasym with a model that is quantised, .* got it with the floats"):
+            halfbyte.load(STDLIB, act=act)
+        with pytest.raises(ValueError, match=f"act: expected a16 or a32 with a dense layer, .* got a8 or a8-xasym with `{name}`"):
+            dense.linear(name, act=act)
+        with pytest.raises(ValueError, match="act: expected a16 or a32 with a dense layer"):
+            halfbyte.linear_from_tensors({"weight": random((8, 8), 1)}, act=act)
+    for act in ("a16", "a32"):
+        assert halfbyte.load(STDLIB, act=act).vocab > 0 and dense.linear(name, act=act).format is None
+    for format in ("w4a8-g32", "w8a8-xasym"):
+        with pytest.raises(ValueError, match=f"quantize_model: expected a format with a16, .* got {format}"):
+            halfbyte.quantize_model(STDLIB, tmp_path / "x", format)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_text_that_an_error_ends_says_so(tmp_path: Path) -> None:
+    """Norms of 1e37 and more, whose products are beyond f32."""
+    folder = tmp_path / "copy"
+    shutil.copytree(STDLIB, folder)
+    for file in folder.glob("*.safetensors"):
+        data = file.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        tensors, bytes_ = {}, b""
+        for name, info in header.items():
+            if name == "__metadata__":
+                continue
+            part = data[8 + size :][slice(*info["data_offsets"])]
+            if name.endswith("norm.weight"):
+                part = (np.frombuffer(part, np.float16).astype(np.float32) * np.float32(1e37)).tobytes()
+                info["dtype"] = "F32"
+            tensors[name] = info | {"data_offsets": [len(bytes_), len(bytes_) + len(part)]}
+            bytes_ += part
+        text = json.dumps(tensors).encode()
+        text += b" " * (-len(text) % 8)
+        file.write_bytes(len(text).to_bytes(8, "little") + text + bytes_)
+    writing = halfbyte.load(folder).generate(PROMPT, max_tokens=3)
+    assert writing.finish_reason is None
+    with pytest.raises(RuntimeError):
+        list(writing)
+    assert writing.finish_reason == "error" and list(writing) == [] and writing.tokens == []
+    writing.close()
+    assert writing.finish_reason == "error"
+
+
 def test_a_model_folder_without_a_tokenizer_is_refused(quantized: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(quantized, folder)
@@ -188,5 +241,16 @@ def test_a_model_folder_without_a_tokenizer_is_refused(quantized: Path, tmp_path
 def test_paths_that_are_no_text_are_written_and_told(tmp_path: Path) -> None:
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/o\xff")
     told = halfbyte.quantize_model(STDLIB, odd, "w4a16-g128")
-    assert told["path"].endswith("o\ufffd") and Path(odd).is_dir()
-    assert halfbyte.convert(odd, odd + "2", "compressed-tensors")["modules"] == told["modules"]
+    assert told["path"] == odd and Path(odd).is_dir()
+    converted = halfbyte.convert(odd, odd + "2", "compressed-tensors")
+    assert converted["path"] == odd + "2" and converted["modules"] == told["modules"]
+    assert halfbyte.verify(odd, odd + "2")["equal"]
+    for folder in (odd, odd + "2"):
+        found = halfbyte.inspect(folder)
+        assert found["path"] == folder and found["quantization"]["file"] == f"{folder}/config.json"
+        assert found["files"] == [f"{folder}/model.safetensors"] and list(found)[:2] == ["path", "architecture"]
+    dense = os.fsdecode(os.fsencode(tmp_path) + b"/d\xff")
+    shutil.copytree(STDLIB, dense)
+    found = halfbyte.inspect(dense)
+    assert found["path"] == dense and found["quantization"] is None and len(found["files"]) == 2
+    assert all(Path(file).is_file() for file in found["files"])

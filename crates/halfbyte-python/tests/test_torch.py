@@ -95,6 +95,41 @@ def test_modules_are_copied_and_moved_as_constants() -> None:
     assert layer.layer.to("cpu") is layer.layer
 
 
+def test_a_copy_has_all_that_modules_have() -> None:
+    network = torch.nn.Sequential(module(), torch.nn.ReLU()).eval()
+    network[0].note = ["kept"]
+    seen: list[int] = []
+    network[0].register_forward_hook(lambda *_: seen.append(1))
+    shared = torch.nn.ModuleList([network, network[0]])
+    twin = copy.deepcopy(shared)
+    assert twin[0][0] is twin[1] and twin[1] is not network[0] and type(twin[1]) is ht.Linear
+    assert not twin[1].training and module().training and copy.deepcopy(module()).training
+    assert twin[1].layer is network[0].layer and twin[1].handle != network[0].handle
+    assert twin[1].note == ["kept"] and twin[1].note is not network[0].note
+    x = torch.from_numpy(random((3, 64), 16))
+    assert torch.equal(twin[0](x), network(x)) and len(seen) == 2
+    grad = x.clone().requires_grad_()
+    del network, shared
+    twin[1](grad).sum().backward()
+    assert grad.grad is not None
+
+
+def test_cuda_without_a_number_is_torchs_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    linear = halfbyte.Linear
+
+    def recorded(*parts: Any, device: Any, **options: Any) -> halfbyte.Linear:
+        made.append(str(device))
+        return linear(*parts, **options)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    monkeypatch.setattr(ht._halfbyte, "Linear", recorded)
+    for device in ("cuda", torch.device("cuda"), "cuda:2", torch.device("cuda", 3), "cpu", None):
+        ht.Linear.from_linear(torch.nn.Linear(64, 48), "w4a16-g32", device=device)
+        ht.replace_linears(torch.nn.Sequential(torch.nn.Linear(64, 48)), "w4a16-g32", device=device)
+    assert made[::2] == made[1::2] == ["cuda:5", "cuda:5", "cuda:2", "cuda:3", "cpu", "cpu"]
+
+
 def test_under_vmap_and_tracing_the_operator_is_seen() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -102,11 +102,37 @@ def test_gradients_pass_through_a_loaded_model(llama: Path, tmp_path: Path) -> N
     assert torch.allclose(*grads, rtol=1e-3, atol=1e-6)
 
 
+def test_a_config_says_itself_again(llama: Path, tmp_path: Path) -> None:
+    """As transformers does: by its dict, with the name of the method in it; and that of a folder of halfbyte's own form."""
+    for format, act in (("w4a16-g128", "a16"), ("w4a8-g128", "a8"), ("w8a8-xasym", "a8-xasym"), ("w4a32-g32-sf32", "a32")):
+        config = hft.HalfbyteConfig(format, act=act, skip=["score"])
+        assert config.act == act == hft.HalfbyteConfig(format).act
+        assert hft.HalfbyteConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+    halfbyte.quantize_model(llama, tmp_path / "q", "w4a16-g32-float", to="native")
+    straight, wrapped = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "q", dtype=torch.float32, **options)
+        for options in ({}, {"config": hft.config(tmp_path / "q")})
+    )
+    assert len(layers(straight)) == 14
+    with torch.no_grad():
+        assert torch.equal(straight(IDS).logits, wrapped(IDS).logits)
+
+
 def test_what_is_refused(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a checkpoint with a quantization_config"):
         hft.config(llama)
     with pytest.raises(ValueError, match="expected act"):
         hft.HalfbyteConfig(act="a4")
+    for options, names in (({"skp": ["score"], "fromat": "w8a16"}, "skp, fromat"), ({"bits": 4}, "bits")):
+        with pytest.raises(TypeError, match=f"HalfbyteConfig: expected format, act, source and skip, got {names}$"):
+            hft.HalfbyteConfig("w4a16-g128", **options)
+        with pytest.raises(TypeError, match=f"got {names}$"):
+            hft.HalfbyteConfig(source={"quant_method": "gptq"}, **options)
+    with pytest.raises(TypeError, match="the source of a quantised one, got both"):
+        hft.HalfbyteConfig("w4a16-g128", source={"quant_method": "gptq"})
+    for format, act in (("w4a16-g128", "a8"), ("w4a8-g128-xasym", "a8"), ("w4a8-g128", "a16")):
+        with pytest.raises(ValueError, match=f"expected act to be what format says, or left out, got {act} with {format}"):
+            hft.HalfbyteConfig(format, act=act)
     folder = tmp_path / "q"
     halfbyte.quantize_model(llama, folder, "w4a16-g32")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=hft.config(folder))

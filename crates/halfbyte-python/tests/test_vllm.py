@@ -5,6 +5,7 @@ A stand-in loads what vLLM's own loaders would: shards of outputs behind each ot
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random
+from conftest import STDLIB, random
 
 import halfbyte
 
@@ -125,8 +126,6 @@ def loaded(config: Any, folder: Path, prefix: str, sizes: tuple[int, int, list[i
 
 
 def configured(registered: dict[str, Any], folder: Path) -> Any:
-    import json
-
     said = json.loads((folder / "config.json").read_text())["quantization_config"]
     config = registered["halfbyte"].from_config(said)
     config.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
@@ -166,14 +165,63 @@ def test_what_is_chosen_and_what_is_refused(registered: dict[str, Any], llama: P
     assert cls.override_quantization_method({"quant_method": "fp8"}, "halfbyte") is None
     with pytest.raises(ValueError, match="expected a checkpoint of gptq"):
         cls.from_config({"quant_method": "fp8"})
-    with pytest.raises(ValueError, match="without act-order"):
-        cls.from_config({"quant_method": "gptq", "desc_act": True, "group_size": 32})
+    for said, words in (
+        ({"desc_act": True}, "got desc_act$"),
+        ({"act_order": True}, "got act_order$"),
+        ({"dynamic": {"+:.*down_proj": {"desc_act": True}}}, "got desc_act for the modules '\\+:.*down_proj'"),
+        ({"dynamic": {".*down_proj": {"act_order": True}}}, "got act_order for the modules '.*down_proj'"),
+        ({"desc_act": True, "group_size": -1, "dynamic": {"o_proj": {"group_size": 64}}}, "got desc_act for the modules 'o_proj'"),
+    ):
+        with pytest.raises(ValueError, match=f"without act-order in vLLM, {words}"):
+            cls.from_config({"quant_method": "gptq", "group_size": 32} | said)
+    # One group of all columns has no order.
+    cls.from_config({"quant_method": "gptq", "desc_act": True, "group_size": -1})
+    cls.from_config({"quant_method": "gptq", "group_size": 32, "dynamic": {"-:lm_head": {}, "a": {"desc_act": True, "group_size": -1}}})
     halfbyte.quantize_model(llama, tmp_path / "q", "w4a16-g32")
     config = configured(registered, tmp_path / "q")
     assert isinstance(config.get_quant_method(torch.nn.Module(), "lm_head"), registered["unquantized"])
     del config.stored["model.layers.0.self_attn.k_proj"]
     with pytest.raises(ValueError, match="all parts of .* to be quantised"):
         config.get_quant_method(torch.nn.Module(), "model.layers.0.self_attn.qkv_proj")
+
+
+def test_a_last_group_that_is_not_whole(registered: dict[str, Any], tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """384 inputs in groups of 256: 256 and 128, not twice 192."""
+    halfbyte.quantize_model(STDLIB, tmp_path / "q", "w4a16-g256")
+    config, checkpoint = configured(registered, tmp_path / "q"), halfbyte.Checkpoint(tmp_path / "q")
+    name, sizes, eye = "model.layers.0.self_attn.o_proj", (384, 384, [384], 384), torch.eye(384)
+    weight = checkpoint.quantized(name).dequantize()
+    assert np.array_equal(loaded(config, tmp_path / "q", name, sizes)(eye).numpy().T, weight)
+    with pytest.raises(ValueError, match=f"{name}: expected a rank's part in whole groups of 256, got 192 inputs"):
+        loaded(config, tmp_path / "q", name, (192, 384, [384], 384))
+    # Of a rule of its own, by the names of the files: 192 columns, which the shapes fit as well.
+    config.config["dynamic"] = {"+:model.layers.0.self_attn.[ko]_proj": {"group_size": 192}}
+    parts = {part: tensor for part, tensor in safetensors.load_file(tmp_path / "q" / "model.safetensors").items()}
+    parts = {part.removeprefix(f"{name}."): tensor for part, tensor in parts.items() if part.startswith(f"{name}.")}
+    said = json.dumps(config.config | {"group_size": 192, "dynamic": {}})
+    parts["g_idx"] = torch.arange(384, dtype=torch.int32) // 192
+    twice = halfbyte.linear_from_tensors(parts, said).dequantize()
+    assert not np.array_equal(twice, weight)
+    assert np.array_equal(loaded(config, tmp_path / "q", name, sizes)(eye).numpy().T, twice)
+    with pytest.raises(ValueError, match=r"qkv_proj: expected parts with one group size to be one layer, got \[192, 256\]"):
+        loaded(config, tmp_path / "q", "model.layers.0.self_attn.qkv_proj", (384, 384, [384, 384, 384], 1152))
+    config.config["dynamic"]["+:model.layers.0.self_attn.[ko]_proj"]["group_size"] = 128
+    with pytest.raises(ValueError, match="expected scales for the config's group size, 128, of 384 inputs, got 2 groups"):
+        loaded(config, tmp_path / "q", name, sizes)
+    assert not [str(warning.message) for warning in recwarn if "halfbyte" in str(warning.filename) or name in str(warning.message)]
+
+
+def test_rules_of_a_config_are_for_names_of_files(registered: dict[str, Any], tmp_path: Path) -> None:
+    halfbyte.quantize_model(STDLIB, tmp_path / "q", "w4a16-g256")
+    config = configured(registered, tmp_path / "q")
+    config.config["dynamic"] = {"model.layers.0.self_attn.o_proj": {"group_size": 192}}
+    for old, new in (("model.", "decoder."), ("decoder.", "language.")):
+        mapper = types.SimpleNamespace(apply_list=lambda names, old=old, new=new: [name.replace(old, new, 1) for name in names])
+        config.apply_vllm_mapper(mapper)
+    assert config.names_of("language.layers.0.self_attn.qkv_proj")[2] == "model.layers.0.self_attn.v_proj"
+    method = config.get_quant_method(torch.nn.Module(), "language.layers.0.self_attn.o_proj")
+    method.create_weights(torch.nn.Module(), 384, [384], 384, 384, torch.float32, weight_loader=None)
+    assert method.columns == 192
 
 
 def test_the_package_names_the_plugin() -> None:

@@ -1,5 +1,6 @@
 /*
- * Every way in which a call can be refused, from C: the status, the words, and that nothing was made. Usage: errors MODEL.
+ * Every way in which a call can be refused, from C: the status, the words, and that nothing was made. Usage: errors MODEL QUANTISED,
+ * a dense model and a file of one that is quantised.
  * What it is linked with runs under valgrind, too.
  */
 #include <halfbyte.h>
@@ -154,6 +155,12 @@ static void weights_and_layers(halfbyte_device *device) {
   INVALID(halfbyte_weight_rtn(&wt, "w4a16-g32-g64", 0, &none), "each property once");
   INVALID(halfbyte_weight_rtn(&wt, "\xff", 0, &none), "text in UTF-8");
   INVALID(halfbyte_weight_rtn(&wt, "w4a16", 4, &none), "a sum of HALFBYTE_RTN_*");
+  INVALID(halfbyte_weight_rtn(&wt, "w4a16-g16-asym", HALFBYTE_RTN_FULL_RANGE, &none), "flags: expected HALFBYTE_RTN_FULL_RANGE with");
+  INVALID(halfbyte_weight_rtn(&wt, "w4a16-g16-float", HALFBYTE_RTN_FULL_RANGE | HALFBYTE_RTN_SEARCH, &none), "no offsets, got it with");
+  HOLDS(none == NULL);
+  OK(halfbyte_weight_rtn(&wt, "w4a16-g16", HALFBYTE_RTN_FULL_RANGE, &none));
+  halfbyte_weight_free(none);
+  none = NULL;
   INVALID(halfbyte_weight_rtn(&bt, "w4a16", 0, &none), "w: expected 2 dimensions, got shape [8]");
   w[37] = NAN;
   FAILS(halfbyte_weight_rtn(&wt, "w4a16", 0, &none), BAD_INPUT, "row 1, column 5");
@@ -233,6 +240,7 @@ static void convolutions(halfbyte_device *device) {
   INVALID(halfbyte_weight_rtn_conv2d(&wt, &bad, "w8a16", 0, &weight), "groups");
   INVALID(halfbyte_weight_rtn_conv2d(&it, &geometry, "w8a16", 0, &weight), "w: expected shape [3, 2, 3, 3]");
   INVALID(halfbyte_weight_rtn_conv2d(&wt, &geometry, "w8a16-g4", 0, &weight), "");
+  INVALID(halfbyte_weight_rtn_conv2d(&wt, &geometry, "w8a16-asym", HALFBYTE_RTN_FULL_RANGE, &weight), "no zero points");
   OK(halfbyte_weight_rtn_conv2d(&wt, &geometry, "w8a16", 0, &weight));
   INVALID(halfbyte_conv2d_create(device, weight, &geometry, NULL, 0, 2, 0, &none), "x_layout: expected one of HALFBYTE_LAYOUT_*");
   HOLDS(none == NULL);
@@ -367,7 +375,7 @@ static int32_t stop_at_once(void *calls, int64_t token, const char *text, size_t
   return ++*(int *)calls == 2;
 }
 
-static void files(halfbyte_device *device, const char *path) {
+static void files(halfbyte_device *device, const char *path, const char *quantised) {
   const char *layer = "model.layers.0.mlp.down_proj";
   static char text[1026];
   const char *stop[] = {"\n"}, *no_text[] = {NULL}, *empty[] = {""}, *long_text[] = {text};
@@ -415,6 +423,8 @@ static void files(halfbyte_device *device, const char *path) {
   INVALID(halfbyte_model_load(device, path, "w9", 0, &no_model), "a name like w4a16-g128");
   INVALID(halfbyte_model_load(device, path, NULL, 9, &no_model), "one of HALFBYTE_ACT_*");
   FAILS(halfbyte_model_load(device, "/nowhere", NULL, 0, &no_model), BAD_INPUT, "/nowhere");
+  INVALID(halfbyte_model_load(device, quantised, "w8a8", 0, &no_model), "quantize: expected null for a model that is quantised already, got w8a8");
+  HOLDS(no_model == NULL);
   OK(halfbyte_model_load(device, path, "w4a8-g128", HALFBYTE_ACT_A16, &model));
   HOLDS(halfbyte_model_context(model) > 100 && halfbyte_model_weight_bytes(model) > 1000000);
   INVALID(halfbyte_model_generate(NULL, "a", NULL, NULL, NULL, NULL), "model: expected a pointer");
@@ -458,7 +468,7 @@ static void files(halfbyte_device *device, const char *path) {
 int main(int argc, char **argv) {
   halfbyte_device *device = NULL;
   int i;
-  if (argc != 2) return 2;
+  if (argc != 3) return 2;
   for (i = 0; i < 8 * 32; i++) w[i] = (float)((i * 13) % 31 - 15) * 0.05f;
   for (i = 0; i < 4 * 32; i++) x[i] = (float)((i * 5) % 17 - 8) * 0.1f;
   HOLDS(strcmp(halfbyte_last_error(), "") == 0 && halfbyte_abi_version() == HALFBYTE_ABI_VERSION);
@@ -468,7 +478,7 @@ int main(int argc, char **argv) {
   weights_and_layers(device);
   convolutions(device);
   bytes(device);
-  files(device, argv[1]);
+  files(device, argv[1], argv[2]);
   halfbyte_device_free(device);
   halfbyte_device_free(NULL);
   halfbyte_weight_free(NULL);

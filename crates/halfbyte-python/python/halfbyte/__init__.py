@@ -71,7 +71,12 @@ def _parsed(text: str) -> dict[str, _Any]:
 def inspect(path: "str | _os.PathLike[str]", *, group: "int | None" = None) -> dict[str, _Any]:
     """What is in a checkpoint, without reading its codes: ``architecture``, ``quantization``, ``tensors``, ``modules``, sizes, and
     in ``findings`` everything that looks wrong. ``group`` is for files of GPTQ that leave the group size open."""
-    return _parsed(_inspect(path, group))
+    text, opened, files, config_file = _inspect(path, group)
+    # Paths that are no text have another spelling in JSON.
+    told = _parsed(text) | {"path": opened, "files": files}
+    if config_file is not None:
+        told["quantization"]["file"] = config_file
+    return told
 
 
 def convert(
@@ -88,7 +93,8 @@ def convert(
     """Writes a quantised model in another form of files, the same numbers: gptq, gptq_v1, gptq_v2, awq, compressed-tensors,
     fpa_intb, fpa_intb_sm70, onnx, gguf or native. What the form cannot hold is a ValueError, or rounded to nearest again with ``requantize``.
     ``requantized``, ``made_dense`` and ``left_out`` name what was not taken over as it is."""
-    return _parsed(_convert(source, output, to, bits, group, two_level, requantize, overwrite))
+    path, text = _convert(source, output, to, bits, group, two_level, requantize, overwrite)
+    return {"path": path} | _parsed(text)
 
 
 def quantize_model(
@@ -102,8 +108,10 @@ def quantize_model(
     overwrite: bool = False,
 ) -> dict[str, _Any]:
     """Writes a model with the linear layers of its blocks rounded to nearest, as ``w4a16-g128``, in the form ``to``, as in
-    :func:`convert`. Embedding and output head stay as they are. Calibration is done by the command line (``halfbyte quantize``)."""
-    return _parsed(_quantize_model(source, output, format, to, search, symmetric, overwrite))
+    :func:`convert`. Embedding and output head stay as they are. Files say nothing of activations: a format with a8 is a ValueError.
+    Calibration is done by the command line (``halfbyte quantize``)."""
+    path, text = _quantize_model(source, output, format, to, search, symmetric, overwrite)
+    return {"path": path} | _parsed(text)
 
 
 def verify(first: "str | _os.PathLike[str]", second: "str | _os.PathLike[str]") -> dict[str, _Any]:

@@ -212,7 +212,7 @@ def _arch_of_device(x: Any) -> int:
     """That of the GPU that a tensor lies on; on a CPU 80, whose layout all but sm_70 have."""
     paddle, torch = _library(x, "paddle"), _library(x, "torch")
     if paddle is not None and x.place.is_gpu_place():
-        major, minor = paddle.device.cuda.get_device_capability()
+        major, minor = paddle.device.cuda.get_device_capability(x.place.gpu_device_id())
     elif torch is not None and x.is_cuda:
         major, minor = torch.cuda.get_device_capability(x.device)
     else:

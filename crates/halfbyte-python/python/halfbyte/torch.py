@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Iterator
@@ -140,6 +141,11 @@ def _is_watched(x: torch.Tensor) -> bool:
     )
 
 
+def _numbered(device: Any) -> Any:
+    """A device with its number: of "cuda", which has none, that of torch's current one."""
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
+
+
 class Linear(torch.nn.Module):
     """A :class:`halfbyte.Linear` as a module: constant weights, gradients with respect to x.
 
@@ -170,7 +176,7 @@ class Linear(torch.nn.Module):
                 weight,
                 None if bias is None else bias.detach(),
                 format,
-                device=weight.device if device is None else device,
+                device=weight.device if device is None else _numbered(device),
                 search=search,
                 symmetric=symmetric,
             )
@@ -185,17 +191,20 @@ class Linear(torch.nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Linear:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        device = fn(torch.empty(0, device=self.layer.device)).device
+        device = _numbered(fn(torch.empty(0, device=self.layer.device)).device)
         if device.type not in ("cpu", "cuda"):
             raise ValueError(f"Linear.to: expected cpu or cuda, got {device}")
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
         if str(device) != self.layer.device:
             self._set(self.layer.to(device))
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Linear:
-        return Linear(self.layer)
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__dict__, memo))  # type: ignore[no-untyped-call]
+        # A number of its own, for the same packed weight.
+        twin._set(self.layer)
+        return twin
 
     def extra_repr(self) -> str:
         return (

@@ -41,29 +41,46 @@ class HalfbyteConfig(QuantizationConfigMixin):
     """What becomes of a model.
 
     format: what linear layers of a dense model are rounded to. source: ``quantization_config`` of a quantised checkpoint. act: what
-    becomes of the activations of its layers: a16, a32, a8 or a8-xasym. skip: modules of a dense model that stay.
+    becomes of the activations of its layers: a16 (the default), a32, a8 or a8-xasym; with a format, what that says. skip: modules of a
+    dense model that stay.
     """
 
     def __init__(
         self,
         format: str | None = None,
         *,
-        act: str = "a16",
+        act: str | None = None,
         source: dict[str, Any] | None = None,
         skip: list[str] | None = None,
         **fields: Any,
     ) -> None:
         self.quant_method: Any = "halfbyte"
-        self.format = None if format is None else _halfbyte.parse_format(format)
-        if act not in ("a16", "a32", "a8", "a8-xasym"):
-            raise ValueError(f"HalfbyteConfig: expected act a16, a32, a8 or a8-xasym, got {act!r}")
-        self.act = act
-        # A folder of halfbyte's own form names this method itself.
+        # transformers hands on what a config says, this among it.
         fields.pop("quant_method", None)
-        self.source = source or ({"quant_method": "halfbyte", **fields} if fields or format is None else None)
+        if "version" in fields and source is None:
+            # A folder of halfbyte's own form, which names this method itself.
+            source, format, fields = {"quant_method": "halfbyte", "format": format, **fields}, None, {}
+        if fields:
+            raise TypeError(f"HalfbyteConfig: expected format, act, source and skip, got {', '.join(fields)}")
+        if format is not None and source is not None:
+            raise TypeError("HalfbyteConfig: expected a format for a dense model or the source of a quantised one, got both")
+        if act not in (None, "a16", "a32", "a8", "a8-xasym"):
+            raise ValueError(f"HalfbyteConfig: expected act a16, a32, a8 or a8-xasym, got {act!r}")
+        self.format = None if format is None else _halfbyte.parse_format(format)
+        self.act = (act or "a16") if self.format is None else _act_of(self.format)
+        if act not in (None, self.act):
+            raise ValueError(f"HalfbyteConfig: expected act to be what format says, or left out, got {act} with {self.format}")
+        self.source = source if source is not None or format is not None else {"quant_method": "halfbyte"}
         if isinstance(skip, (str, bytes)):
             raise TypeError(f"HalfbyteConfig: expected skip to be several names, as [{skip!r}], got a {type(skip).__name__}")
         self.skip = list(skip) if skip is not None else ["lm_head"]
+
+
+def _act_of(format: str) -> str:
+    """What becomes of activations, as a format's name has it."""
+    first, *others = format.split("-")
+    act = "a" + first.partition("a")[2]
+    return f"{act}-xasym" if "xasym" in others else act
 
 
 def config(folder: Any, *, act: str = "a16", **kwargs: Any) -> Any:

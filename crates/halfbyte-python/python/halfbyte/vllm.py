@@ -1,13 +1,14 @@
 """A plugin of vLLM: linear layers of GPTQ, AWQ and compressed-tensors by halfbyte's kernels.
 
 Installed with the package (``vllm.general_plugins``); chosen with ``LLM(folder, quantization="halfbyte")`` or
-``vllm serve folder --quantization halfbyte``. Written against vLLM 0.32. Experts are left to vLLM, which refuses them; act-order is
-refused.
+``vllm serve folder --quantization halfbyte``. Written against vLLM 0.32. Experts are left to vLLM, which refuses them. Act-order is
+refused, and so is a rank's part that is no whole groups.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -58,9 +59,10 @@ def register() -> None:
             self.config = config
             self.method = _method_of(config)
             self.stored: dict[str, dict[str, tuple[str, list[int]]]] = {}
-            self.renamed: Any = None
-            if config.get("desc_act") and config.get("group_size") != -1:
-                raise ValueError("halfbyte: expected GPTQ without act-order (desc_act) in vLLM, got a checkpoint with it")
+            # By vLLM's names of modules: those of the files, which the config knows.
+            self.names: dict[str, str] = {}
+            if self.method == "gptq":
+                _refuse_act_order(config)
 
         def get_name(self) -> str:
             return "halfbyte"
@@ -97,13 +99,19 @@ def register() -> None:
                 self.stored.setdefault(module, {})[part] = (said["dtype"], list(said["shape"]))
 
         def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
-            self.stored = {new: self.stored[old] for old in self.stored for new in hf_to_vllm_mapper.apply_list([old])}
+            renamed = {new: old for old in self.stored for new in hf_to_vllm_mapper.apply_list([old])}
+            self.stored = {new: self.stored[old] for new, old in renamed.items()}
+            self.names = {new: self.names.get(old, old) for new, old in renamed.items()}
 
         def shards(self, prefix: str) -> list[str]:
             """The modules of the checkpoint that vLLM makes one layer of."""
             head, _, last = prefix.rpartition(".")
             parts = self.packed_modules_mapping.get(last, [last])
             return [f"{head}.{part}" if head else part for part in parts]
+
+        def names_of(self, prefix: str) -> list[str]:
+            """The same by the names of the files."""
+            return [self.names.get(name, name) for name in self.shards(prefix)]
 
         def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
             if not isinstance(layer, LinearBase):
@@ -122,6 +130,7 @@ def register() -> None:
         def __init__(self, config: HalfbyteConfig, prefix: str) -> None:
             self.config, self.prefix = config, prefix
             self.sizes = (0, 0, 0)
+            self.columns = 0
 
         def create_weights(
             self,
@@ -135,6 +144,13 @@ def register() -> None:
         ) -> None:
             shards = [self.config.stored[name] for name in self.config.shards(self.prefix)]
             sizes = (input_size, input_size_per_partition, sum(output_partition_sizes))
+            compressed = self.config.method == "compressed-tensors"
+            groups = shards[0]["weight_scale"][1][1] if compressed else shards[0]["scales"][1][0]
+            self.columns = _columns(self.prefix, self.config.config, self.config.names_of(self.prefix), (input_size, groups))
+            if groups > 1 and input_size != input_size_per_partition and input_size_per_partition % self.columns:
+                raise ValueError(
+                    f"halfbyte: {self.prefix}: expected a rank's part in whole groups of {self.columns}, got {input_size_per_partition} inputs"
+                )
             loader = attributes["weight_loader"]
             for part, parameter in _parameters(self.prefix, self.config.method, shards, sizes, loader).items():
                 layer.register_parameter(part, parameter)
@@ -148,9 +164,9 @@ def register() -> None:
                 tensors["weight_shape"] = torch.tensor([outputs, inputs], dtype=torch.int64)
             if self.config.method == "gptq":
                 # Of columns in their order, which is what is left where act-order is refused.
-                tensors["g_idx"] = torch.arange(inputs, dtype=torch.int32) // -(-inputs // len(tensors["scales"]))
+                tensors["g_idx"] = torch.arange(inputs, dtype=torch.int32) // self.columns
             packed = _halfbyte.linear_from_tensors(
-                tensors, json.dumps(self.config.config), module=self.config.shards(self.prefix)[0], device=device
+                tensors, json.dumps(self.config.config), module=self.config.names_of(self.prefix)[0], device=device
             )
             for part in _PARTS[self.config.method].keys() & tensors.keys():
                 delattr(layer, part)
@@ -169,6 +185,52 @@ def _method_of(config: dict[str, Any], must: bool = True) -> str:
             raise ValueError(f"halfbyte: expected a checkpoint of {', '.join(_METHODS)}, got {method!r}")
         return ""
     return method
+
+
+def _refuse_act_order(config: dict[str, Any]) -> None:
+    """ValueError: a GPTQ config, or a rule in it for some modules, with act-order. One group of all columns has no order."""
+    for rule, own in [("", {}), *_rules(config)]:
+        fields = config | own
+        name = next((name for name in ("desc_act", "act_order") if fields.get(name)), None)
+        if name is not None and _group_size(own, _group_size(config)) != -1:
+            where = f" for the modules {rule!r}" if rule else ""
+            raise ValueError(f"halfbyte: expected GPTQ without act-order in vLLM, got {name}{where}")
+
+
+def _rules(config: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What a GPTQ config has for some modules of their own: expressions for their names, the first that matches being the one that counts."""
+    return [(rule, own if isinstance(own, dict) else {}) for rule, own in (config.get("dynamic") or {}).items()]
+
+
+def _group_size(fields: dict[str, Any], default: Any = None) -> Any:
+    return next((fields[name] for name in ("group_size", "q_group_size") if fields.get(name) is not None), default)
+
+
+def _columns(prefix: str, config: dict[str, Any], names: list[str], shape: tuple[int, int]) -> int:
+    """Columns that share a scale, in all modules of a layer of so many inputs and groups. ValueError: it cannot be known."""
+    inputs, groups = shape
+    if groups == 1:
+        return inputs
+    if _method_of(config) != "gptq":
+        # Of these the last group is as long as the others.
+        if inputs % groups:
+            raise ValueError(f"halfbyte: {prefix}: expected groups of one length, got {groups} of {inputs} inputs")
+        return inputs // groups
+    sizes = {_group_size(_rule_of(config, name), _group_size(config)) for name in names}
+    size = sizes.pop()
+    if sizes:
+        raise ValueError(f"halfbyte: {prefix}: expected parts with one group size to be one layer, got {sorted({size, *sizes}, key=str)}")
+    if not isinstance(size, int) or size < 1 or -(-inputs // size) != groups:
+        raise ValueError(f"halfbyte: {prefix}: expected scales for the config's group size, {size}, of {inputs} inputs, got {groups} groups")
+    return size
+
+
+def _rule_of(config: dict[str, Any], module: str) -> dict[str, Any]:
+    """What a GPTQ config has for a module of its own."""
+    for rule, own in _rules(config):
+        if re.match(rule.removeprefix("+:").removeprefix("-:"), module):
+            return own
+    return {}
 
 
 def _codes_of(method: str) -> str:

@@ -378,11 +378,19 @@ fn stream_for(object: &Bound<'_, PyAny>) -> PyResult<Option<(usize, bool)>> {
     let index = u32::try_from(index).unwrap_or(0);
     let name = object.get_type().module()?;
     let stream = match name.to_str()?.split('.').next() {
+        // Each device has a current stream of its own; without a device both libraries tell that of the current one.
         Some("cupy") => {
-            py.import("cupy")?.getattr("cuda")?.call_method0("get_current_stream")?.getattr("ptr")?.extract()?
+            let cuda = py.import("cupy")?.getattr("cuda")?;
+            let device = cuda.call_method1("Device", (index,))?;
+            device.call_method0("__enter__")?;
+            let current = cuda.call_method0("get_current_stream");
+            let none = py.None();
+            device.call_method1("__exit__", (&none, &none, &none))?;
+            current?.getattr("ptr")?.extract()?
         }
         Some("paddle") => {
-            let current = py.import("paddle")?.getattr("device")?.call_method0("current_stream")?;
+            let device = py.import("paddle")?.getattr("device")?;
+            let current = device.call_method1("current_stream", (format!("gpu:{index}"),))?;
             current.getattr("stream_base")?.getattr("raw_stream")?.extract()?
         }
         // No library says which: a stream of ours, which the producer makes wait for its own.
