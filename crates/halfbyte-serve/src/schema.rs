@@ -1,8 +1,11 @@
 //! Bounds of JSON schemas, checked before llguidance sees one: it descends as deep as a schema and its references do, and holds numbers
 //! as f64.
 
+mod unkept;
+
 use serde_json::{Number, Value};
 use std::collections::HashSet;
+use unkept::Bounds;
 
 /// Schemas within schemas, from the root and from each thing that a reference names, added up: llguidance follows each reference once.
 pub const MOST_LEVELS: usize = 512;
@@ -79,20 +82,22 @@ struct Check<'a> {
     fourth: [bool; 2],
     /// Each `multipleOf` without its point, and its digits behind that.
     multiples: Vec<(u32, u32)>,
+    bounds: Bounds,
 }
 
 /// Whether a schema may be handed on. Errors, as a text: more of something than is taken, references to elsewhere or to nothing, numbers
-/// that would be rounded.
+/// that would be rounded, bounds that would not be kept to, drafts that are not known.
 pub fn check(schema: &Value) -> Result<()> {
-    check_within(schema, MOST_LEVELS, MOST_NAMES)
+    check_within(schema, MOST_LEVELS, MOST_NAMES)?.check()
 }
 
 /// The same for several that were checked and do not refer to each other: together they are as deep as the deepest.
 pub fn check_together(schema: &Value) -> Result<()> {
-    check_within(schema, usize::MAX, 4 * MOST_NAMES)
+    check_within(schema, usize::MAX, 4 * MOST_NAMES).map(drop)
 }
 
-fn check_within(schema: &Value, most_levels: usize, most_names: usize) -> Result<()> {
+/// The bounds of numbers in all places.
+fn check_within(schema: &Value, most_levels: usize, most_names: usize) -> Result<Bounds> {
     let mut check = Check {
         document: schema,
         most_levels,
@@ -106,6 +111,7 @@ fn check_within(schema: &Value, most_levels: usize, most_names: usize) -> Result
         text: 0,
         fourth: [false; 2],
         multiples: Vec::new(),
+        bounds: Bounds::default(),
     };
     check.walk(schema)?;
     while let Some(reference) = check.left.pop() {
@@ -114,7 +120,8 @@ fn check_within(schema: &Value, most_levels: usize, most_names: usize) -> Result
     if check.fourth == [true; 2] {
         return Err("'id' is served at the root alone".to_owned());
     }
-    have_common_multiple(&check.multiples)
+    have_common_multiple(&check.multiples)?;
+    Ok(check.bounds)
 }
 
 /// Refuses multiples whose products are beyond 32 bits, in which llguidance computes what is a multiple of each.
@@ -163,6 +170,11 @@ impl<'a> Check<'a> {
             deepest = deepest.max(level);
             match value {
                 Value::Object(fields) => {
+                    if place == Place::Schema {
+                        unkept::check_flags(fields)?;
+                        unkept::check_least(fields)?;
+                        self.bounds.add(fields)?;
+                    }
                     for (key, value) in fields {
                         let inner = place.of(key);
                         if place == Place::Schema {
@@ -225,6 +237,10 @@ impl<'a> Check<'a> {
             ("$dynamicRef" | "$recursiveRef", _) => Err(format!("'{key}' is not served")),
             ("$id", Value::String(_)) if inner => Err("'$id' is served at the root alone".to_owned()),
             ("$schema", Value::String(name)) => {
+                // Later ones have other keywords, beside which those of these mean nothing.
+                if let Some(draft) = ["draft-01", "draft-02", "draft-03"].iter().find(|draft| name.contains(**draft)) {
+                    return Err(format!("'$schema' names {draft}: schemas are served from draft-04 on"));
+                }
                 self.fourth[0] |= name.contains("draft-04");
                 Ok(())
             }
@@ -387,7 +403,7 @@ mod tests {
         for good in [
             json!({"minimum": -limit, "maximum": limit, "multipleOf": 0.01}),
             json!({"minimum": -1_000_000_000_000_000_000_i64, "maximum": 1_000_000_000_000_000_000_i64}),
-            json!({"exclusiveMaximum": limit - 1, "exclusiveMinimum": true}),
+            json!({"exclusiveMaximum": limit - 1, "minimum": 0, "exclusiveMinimum": true}),
             json!({"enum": [limit + 2, 0.1, {"a": [1]}], "default": limit + 1}),
         ] {
             check(&good).unwrap();

@@ -1,6 +1,7 @@
 //! Options of commands that tell of convolutions.
 
 use super::WeightKind;
+use crate::failure::{Failure, Result};
 use clap::ValueEnum;
 use halfbyte::conv::{Geometry, Layout2d};
 use halfbyte::format::int8::Byte;
@@ -47,7 +48,7 @@ impl Sizes {
 }
 
 /// Two numbers, down and across, or one for both.
-fn pair(text: &str) -> Result<[usize; 2], String> {
+fn pair(text: &str) -> std::result::Result<[usize; 2], String> {
     let number = |text: &str| text.parse().map_err(|_| "expected a number, or two as 3x5".to_owned());
     match text.split_once('x') {
         Some((down, across)) => Ok([number(down)?, number(across)?]),
@@ -100,10 +101,28 @@ pub enum Kind {
     Int8,
 }
 
+impl Kind {
+    /// Refuses options of floats where all kinds are of bytes, and `--bytes` where none is.
+    pub fn refuse_unused(kinds: &[Self], of_floats: &[(&str, bool)], bytes: Option<ByteArg>) -> Result<()> {
+        let int8 = |kind: &Self| matches!(kind, Self::Int8);
+        let given = of_floats.iter().find(|(_, given)| *given);
+        let (option, cause) = match (given, bytes) {
+            (Some((option, _)), _) if kinds.iter().all(int8) => (*option, "int8 has bytes in and bytes out"),
+            (_, Some(_)) if !kinds.iter().any(int8) => ("--bytes", "it is of the format int8 alone"),
+            _ => return Ok(()),
+        };
+        Err(Failure::usage(
+            format!("{option} changes nothing"),
+            cause,
+            format!("leave out {option}, or name another format"),
+        ))
+    }
+}
+
 impl FromStr for Kind {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
         match text {
             "int8" => Ok(Kind::Int8),
             _ => text.parse().map(Kind::Floats).map_err(|e| format!("{e}; bytes in, bytes out is int8")),

@@ -92,6 +92,40 @@ fn bench_conv_reports_checks_and_says_what_it_leaves_out() {
     assert!(table.contains("8→8 3×3 6×5") && table.contains("of peak") && table.contains("machine before"), "{table}");
 }
 
+/// A check of nothing is none, and what changes nothing is refused.
+#[test]
+fn bench_matmul_and_conv_refuse_what_would_count_for_nothing() {
+    // The format scales 32 channels at a time, of which there are 8.
+    let left_out = ["bench", "conv", "--ci", "8", "--co", "8", "--size", "8", "--format", "w4a16-g32", "--no-baseline"];
+    assert!(quiet(&left_out).contains("left out: w4a16-g32"));
+    let out = output(&[&left_out[..], &["--check", "--json", "--quiet"]].concat());
+    let (found, error) = (text(&out.stdout), text(&out.stderr));
+    assert!(out.status.code() == Some(1) && error.contains("nothing was checked"), "{error}");
+    assert!(found.contains("\"passed\":false"), "{found}");
+    fails(2, &["bench", "matmul", "--random", "0", "--check"]);
+    for more in [&["-n", "64", "-k", "64"][..], &["-n", "64"], &["-k", "64"], &["--case", "x.toml"], &[]] {
+        let error = fails(2, &[&["bench", "matmul", "--seed", "5", "-m", "1"], more].concat());
+        assert!(error.contains("--seed") || more.is_empty(), "{error}");
+    }
+    let bench = ["bench", "conv", "--ci", "8", "--co", "8", "--size", "6", "--format"];
+    let explain = ["explain", "conv"];
+    for (command, more) in [
+        (&bench[..], &["int8", "--x", "f16"][..]),
+        (&bench, &["w8a8", "--bytes", "i8"]),
+        (&bench, &["w8a8,f32", "--bytes", "u8"]),
+        (&explain, &["int8", "--x", "f16"]),
+        (&explain, &["int8", "--y", "f16"]),
+        (&explain, &["w8a8", "--bytes", "i8"]),
+    ] {
+        let error = fails(2, &[command, more].concat());
+        assert!(error.contains(&format!("{} changes nothing", more[1])), "{error}");
+    }
+    let both = json(&[&bench[..], &["int8,w8a8", "--x", "bf16", "--bytes", "i8", "--no-baseline"]].concat());
+    let types: Vec<_> = both["results"].as_array().unwrap().iter().map(|line| line["x"].as_str().unwrap()).collect();
+    assert_eq!(types, ["i8", "bf16"]);
+    json(&[&explain[..], &["int8", "--bytes", "i8"]].concat());
+}
+
 #[test]
 fn bench_model_times_folders_and_random_weights() {
     let config = format!("{}/config.json", model());

@@ -242,6 +242,10 @@ fn what_cannot_be_served_is_refused() {
     assert!(fails(4, &["serve", "/nowhere", "--port", &port]).contains("--port"));
     fails(2, &["bench", "serve", "--url", "https://x", "--at-once", "1"]);
     fails(2, &["bench", "serve"]);
+    for rate in ["1e-300", "1e-20", "0", "inf"] {
+        let error = fails(2, &["bench", "serve", "--rate", rate, "--requests", "2"]);
+        assert!(error.contains("--rate") && error.contains("one in a day"), "{error}");
+    }
     let plot = here.path().join("missing/plot.svg").display().to_string();
     assert!(fails(4, &["bench", "serve", "--at-once", "1", "--plot", &plot]).contains("there is no folder"));
     assert!(!here.path().join("missing").exists());

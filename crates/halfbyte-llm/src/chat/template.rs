@@ -3,7 +3,7 @@
 use super::{Conversation, python};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
 use regex::Regex;
 use std::fmt::Write as _;
 use std::io;
@@ -50,7 +50,7 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
     environment.set_syntax(syntax);
     environment.set_recursion_limit(RECURSION);
-    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(python::method);
     environment.add_function("raise_exception", |what: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, what))
@@ -62,6 +62,8 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     });
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", python::string);
+    environment.add_filter("escape", escape);
+    environment.add_filter("e", escape);
     environment.add_filter("default", python::default);
     environment.add_filter("d", python::default);
     // As in Jinja2: none is nothing to iterate over, and texts and objects are sequences too.
@@ -71,6 +73,7 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     });
     environment.set_formatter(|out, state, value| match python::float(value) {
         Some(number) => Ok(write!(out, "{}", python::of_float(number))?),
+        None if *state.auto_escape() == AutoEscape::Html => Ok(write!(out, "{}", escape(state, value)?)?),
         None => minijinja::escape_formatter(out, state, value),
     });
     // Jinja2 knows no other ends of lines.
@@ -193,6 +196,26 @@ fn without_marks(source: String) -> String {
     end.replace_all(&source, "{%$1 endif $2%}").into_owned()
 }
 
+/// The filters `escape` and `e`, with the entities of Jinja2 (markupsafe). What is marked as safe, as what they leave is, stays as it is.
+fn escape(state: &State, value: &Value) -> Result<Value, Error> {
+    if value.is_safe() {
+        return Ok(value.clone());
+    }
+    let text = python::string(state, value)?;
+    let mut escaped = String::new();
+    for c in text.as_str().unwrap_or_default().chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&#34;"),
+            '\'' => escaped.push_str("&#39;"),
+            c => escaped.push(c),
+        }
+    }
+    Ok(Value::from_safe_string(escaped))
+}
+
 /// As transformers does: Python's `json.dumps`, with characters beyond ASCII as they are unless it is told otherwise.
 fn to_json(value: &Value, given: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
@@ -224,7 +247,7 @@ fn to_json(value: &Value, given: Rest<Value>, options: Kwargs) -> Result<Value, 
     }
     let mut json = Json { out: String::new(), ascii, indent, sort_keys, separators };
     json.write(value, 0)?;
-    Ok(Value::from_safe_string(json.out))
+    Ok(Value::from(json.out))
 }
 
 struct Json {

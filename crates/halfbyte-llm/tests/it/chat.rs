@@ -64,6 +64,30 @@ fn ends_of_lines_are_those_of_jinja2() {
     assert_eq!(written, "user:\na\r\nb\nend");
 }
 
+/// What Jinja2 3.1.6 with markupsafe 3.0.3 and transformers' `tojson` write.
+#[test]
+fn what_is_escaped_has_the_entities_of_jinja2() {
+    let content = "<a href=\"x\">it's &amp; é/</a>";
+    let escaped = "&lt;a href=&#34;x&#34;&gt;it&#39;s &amp;amp; é/&lt;/a&gt;";
+    for (source, expected) in [
+        ("{{ messages[0].content | e }}", escaped),
+        ("{{ messages[0].content | escape | e }}", escaped),
+        ("{% autoescape true %}{{ messages[0].content }}{% endautoescape %}", escaped),
+        ("{% autoescape true %}{{ messages[0].content | e }}{% endautoescape %}", escaped),
+        ("{% autoescape true %}{{ 'x' | tojson }}{{ '<b>' | safe }}{{ 1.5 }}{% endautoescape %}", "&#34;x&#34;<b>1.5"),
+        ("{{ messages[0].content | e | length }}", "57"),
+        (
+            "{{ ['a', '<'] | e }} {{ 1.5e-7 | e }} {{ none | e }} {{ true | e }}[{{ missing | e }}] {{ 7 | e }}",
+            "[&#39;a&#39;, &#39;&lt;&#39;] 1.5e-07 None True[] 7",
+        ),
+        ("{{ {'a': \"it's\"} | tojson | e }}", "{&#34;a&#34;: &#34;it&#39;s&#34;}"),
+        ("{{ '<' | safe | e }}", "<"),
+    ] {
+        let written = template(source).unwrap().render_messages(&[Message::new("user", content)], false).unwrap();
+        assert_eq!(written, expected, "{source}");
+    }
+}
+
 #[test]
 fn templates_that_never_end_or_grow_are_refused() {
     let endless = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";

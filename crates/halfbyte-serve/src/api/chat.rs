@@ -33,7 +33,7 @@ pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Res
     }
     let turns = messages(&mut fields)?;
     let tools = tools(&mut fields)?.filter(|tools| tools.choice != ToolChoice::None);
-    let common = Common::take(&mut fields, &["max_completion_tokens", "max_tokens"], job.served.vocab())?;
+    let common = Common::take(&mut fields, &["max_completion_tokens", "max_tokens"], 1, job.served.vocab())?;
     let logprobs = logprobs(&mut fields)?;
     let form = form(&mut fields)?;
     refuse_others(&mut fields)?;

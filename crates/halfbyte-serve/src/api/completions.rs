@@ -31,7 +31,7 @@ enum Prompt {
 pub async fn answer(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (job, mut fields) = Job::begin(app, request).await?;
     let prompts = prompts(&mut fields, job.served.vocab())?;
-    let common = Common::take(&mut fields, &["max_tokens", "max_completion_tokens"], job.served.vocab())?;
+    let common = Common::take(&mut fields, &["max_tokens", "max_completion_tokens"], 0, job.served.vocab())?;
     let logprobs = fields.count("logprobs", 0..=20)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let best_of = fields.count("best_of", 1..=MOST_CHOICES)?;

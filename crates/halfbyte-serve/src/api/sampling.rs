@@ -31,11 +31,12 @@ pub struct Common {
 }
 
 impl Common {
-    /// Takes them; `names` are those of the most new tokens, the one that counts first; `vocab` is how many tokens the model knows.
-    pub fn take(fields: &mut Fields, names: &[&str], vocab: usize) -> Result<Self, ApiError> {
+    /// Takes them; `names` are those of the most new tokens, the one that counts first, of which there are at least `least`; `vocab` is
+    /// how many tokens the model knows.
+    pub fn take(fields: &mut Fields, names: &[&str], least: usize, vocab: usize) -> Result<Self, ApiError> {
         let mut max_tokens = None;
         for name in names {
-            max_tokens = max_tokens.or(fields.count(name, 1..=usize::MAX)?);
+            max_tokens = max_tokens.or(fields.count(name, least..=usize::MAX)?);
         }
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let mut include_usage = false;

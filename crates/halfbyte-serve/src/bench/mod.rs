@@ -24,6 +24,21 @@ pub enum Arrivals {
     AtOnce(usize),
 }
 
+impl Arrivals {
+    /// Requests a second at least: one in a day.
+    pub const LEAST_RATE: f64 = 1.0 / 86400.0;
+
+    /// Whether requests can come so. Error: a rate below [`Self::LEAST_RATE`], whose times no clock holds, or none.
+    pub fn check(self) -> Result<(), String> {
+        match self {
+            Self::Poisson(rate) if !(rate.is_finite() && rate >= Self::LEAST_RATE) => {
+                Err(format!("expected at least {:.1e} requests a second, one in a day, got {rate}", Self::LEAST_RATE))
+            }
+            Self::Poisson(_) | Self::AtOnce(_) => Ok(()),
+        }
+    }
+}
+
 /// A request to be made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
@@ -63,12 +78,13 @@ pub struct Outcome {
     pub error: Option<String>,
 }
 
-/// Makes all requests; `done` is called after each. How long it took, and what became of them.
+/// Makes all requests; `done` is called after each. How long it took, and what became of them. Error: as [`Arrivals::check`].
 pub async fn run(
     target: Arc<Target>,
     plan: Plan,
     done: impl Fn(usize) + Send + Sync + 'static,
-) -> (Duration, Vec<Outcome>) {
+) -> Result<(Duration, Vec<Outcome>), String> {
+    plan.arrivals.check()?;
     let (plan, done) = (Arc::new(plan), Arc::new(done));
     let (begun, next, ended) = (Instant::now(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let one = {
@@ -117,7 +133,7 @@ pub async fn run(
         // A task that panicked would be a bug; what it has is missing from the report's count.
         outcomes.extend(joined.unwrap_or_default());
     }
-    (begun.elapsed(), outcomes)
+    Ok((begun.elapsed(), outcomes))
 }
 
 async fn ask(target: &Target, plan: &Plan, at: usize, begun: Instant) -> Outcome {
@@ -151,4 +167,22 @@ async fn ask(target: &Target, plan: &Plan, at: usize, begun: Instant) -> Outcome
     let sent_prompt = prompt.as_array().map_or(0, Vec::len);
     let (prompt_tokens, new_tokens) = usage.unwrap_or((sent_prompt, pieces));
     Outcome { sent: sent - begun, first, whole: sent.elapsed(), prompt_tokens, new_tokens, error: failed.or(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Times that no clock holds.
+    #[tokio::test]
+    async fn a_rate_of_less_than_one_request_in_a_day_is_refused() {
+        let target = Arc::new(Target::new("http://127.0.0.1:1", None, None).unwrap());
+        for rate in [1e-300, 1e-20, 1e-5, 0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let requests = vec![Wanted { prompt: json!("a"), max_tokens: 1 }; 2];
+            let plan = Plan { arrivals: Arrivals::Poisson(rate), requests, ignore_eos: true, seed: 0 };
+            let refused = run(target.clone(), plan, |_| {}).await.unwrap_err();
+            assert!(refused.contains("one in a day"), "{rate}: {refused}");
+        }
+        Arrivals::Poisson(Arrivals::LEAST_RATE).check().unwrap();
+    }
 }

@@ -57,6 +57,36 @@ async fn completions_are_what_the_model_writes_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn completions_of_no_tokens_are_their_prompts() {
+    let server = Running::with(Settings::default()).await;
+    let prompts = json!(["def read(path):", "import os"]);
+    for (echo, expected) in [(true, ["def read(path):", "import os"]), (false, [""; 2])] {
+        let mut body = json!({"prompt": prompts, "max_tokens": 0, "echo": echo});
+        let whole = server.post("/v1/completions", &body).await.good();
+        let choices = whole["choices"].as_array().unwrap();
+        assert_eq!(choices.iter().map(text).collect::<Vec<_>>(), expected);
+        assert!(choices.iter().all(|choice| choice["finish_reason"] == "length"), "{whole}");
+        let usage = &whole["usage"];
+        assert!(usage["prompt_tokens"].as_u64().unwrap() > 2, "{usage}");
+        assert_eq!((&usage["completion_tokens"], &usage["total_tokens"]), (&json!(0), &usage["prompt_tokens"]));
+
+        body["stream"] = json!(true);
+        body["stream_options"] = json!({"include_usage": true});
+        let mut events = server.post("/v1/completions", &body).await.events();
+        assert_eq!(events.pop().unwrap()["usage"], *usage);
+        let mut texts = [String::new(), String::new()];
+        let mut finished = 0;
+        for event in &events {
+            let choice = &event["choices"][0];
+            texts[choice["index"].as_u64().unwrap() as usize] += choice["text"].as_str().unwrap();
+            finished += usize::from(choice["finish_reason"] == "length");
+        }
+        assert_eq!((texts.each_ref().map(String::as_str), finished), (expected, 2));
+    }
+    server.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn draws_penalties_biases_and_logarithms() {
     let server = Running::with(Settings::default()).await;
     let ask = async |more: Value| {

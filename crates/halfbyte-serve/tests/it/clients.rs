@@ -27,7 +27,7 @@ async fn bad_requests_are_told_what_is_wrong() {
         (with(json!({"temperature": 3})), 400, Some("temperature"), Some("decimal_above_max_value")),
         (with(json!({"seed": 1e20})), 400, Some("seed"), Some("integer_above_max_value")),
         (with(json!({"temperature": "1"})), 400, Some("temperature"), Some("invalid_type")),
-        (with(json!({"max_tokens": 0})), 400, Some("max_tokens"), Some("integer_below_min_value")),
+        (with(json!({"max_tokens": -1})), 400, Some("max_tokens"), Some("integer_below_min_value")),
         (with(json!({"max_tokens": 1.5})), 400, Some("max_tokens"), Some("invalid_type")),
         (with(json!({"n": 0})), 400, Some("n"), Some("integer_below_min_value")),
         (with(json!({"n": 1000})), 400, Some("n"), Some("integer_above_max_value")),
@@ -63,6 +63,8 @@ async fn bad_requests_are_told_what_is_wrong() {
     server.post("/v1/completions", &with(json!({"logit_bias": {"4095": 1}, "max_tokens": 1}))).await.good();
     let conversation = json!({"messages": [{"role": "user", "content": "x"}], "logit_bias": {"4096": 1}});
     assert_eq!(server.post("/v1/chat/completions", &conversation).await.error().1.as_deref(), Some("logit_bias"));
+    let nothing = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0});
+    assert_eq!(server.post("/v1/chat/completions", &nothing).await.error().1.as_deref(), Some("max_tokens"));
     let vector = server.post("/v1/embeddings", &json!({"input": [7, -1]})).await.json();
     assert_eq!(vector["error"]["message"], "Invalid value for 'input': expected token ids from 0 to 4095.");
     for (bytes, headers, status) in [

@@ -19,6 +19,7 @@ use crate::text::{Align, bytes, rate};
 use crate::timing::{Effort, measure};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
+use halfbyte::format::int8::Byte;
 use halfbyte::format::reference::{self, Bound};
 use halfbyte::ops::Conv2d;
 use halfbyte::{Float, Floats, FloatsMut};
@@ -45,9 +46,9 @@ pub struct Args {
     /// Type of x [default: f32, and f16 on a GPU]; y is f32, and on a GPU of the type of x.
     #[arg(long, value_enum)]
     x: Option<FloatArg>,
-    /// Type of x and y where the format is int8.
-    #[arg(long, value_enum, default_value = "u8")]
-    bytes: ByteArg,
+    /// Type of x and y where the format is int8 [default: u8].
+    #[arg(long, value_enum)]
+    bytes: Option<ByteArg>,
     /// Order of the elements of x and y.
     #[arg(long, value_enum, default_value = "nhwc")]
     layout: LayoutArg,
@@ -65,6 +66,13 @@ pub struct Args {
     /// Leave out the convolution with dense f32 weights, to which times are compared.
     #[arg(long)]
     no_baseline: bool,
+}
+
+impl Args {
+    /// Type of x and y where the format is int8.
+    fn bytes(&self) -> Byte {
+        self.bytes.unwrap_or(ByteArg::U8).into()
+    }
 }
 
 /// The convolution of a line.
@@ -170,7 +178,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             }
             let line = match kind {
                 Kind::Floats(kind) => bench.run(kind, &progress)?,
-                Kind::Int8 => bench.run_int8(args.bytes.into(), &progress)?,
+                Kind::Int8 => bench.run_int8(args.bytes(), &progress)?,
             };
             results.push(line.beside(plan.origin.is_some().then(|| shape.origin.clone()), baseline));
         }
@@ -191,7 +199,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let limits = Rooflines { roofline_before: before, roofline_after: after };
     let report = Report { machine: OnCpu::of(&cpu), origin: plan.origin, limits, results, more, passed };
     app.result(&report, human)?;
-    verdict(passed)
+    verdict(passed, report.results.len())
 }
 
 /// Measures one convolution.

@@ -40,10 +40,11 @@ pub struct Args {
     case: Option<PathBuf>,
     /// So many shapes drawn at random, n and k from 512 to 32768, and for each eight numbers of rows from 1 to 4096, unless -m
     /// names them; all evenly spread by their logarithms.
-    #[arg(long, value_name = "COUNT", conflicts_with_all = ["n", "k", "case"])]
-    random: Option<usize>,
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["n", "k", "case"], value_parser = clap::value_parser!(u32).range(1..))]
+    random: Option<u32>,
     /// With --random: other shapes.
-    #[arg(long, value_name = "SEED", default_value_t = 1, requires = "random")]
+    // clap requires nothing that conflicts with what is there.
+    #[arg(long, value_name = "SEED", default_value_t = 1, requires = "random", conflicts_with_all = ["n", "k", "case"])]
     seed: u64,
     /// Formats of the weights, as w4a8-g128; or f32, f16, bf16 for dense ones [default: w4a8-g128].
     #[arg(long, value_name = "FORMAT", value_delimiter = ',')]
@@ -162,7 +163,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let limits = Rooflines { roofline_before: before, roofline_after: after };
     let report = Report { machine: OnCpu::of(&cpu), origin: plan.origin, limits, results, more: Nothing {}, passed };
     app.result(&report, human)?;
-    verdict(passed)
+    verdict(passed, report.results.len())
 }
 
 /// Multiplications and additions of a product.

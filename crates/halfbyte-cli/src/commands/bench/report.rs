@@ -164,20 +164,26 @@ impl<M: std::fmt::Display, L, W, S, E> Report<M, L, Line<W, S>, E> {
     }
 }
 
-/// Whether all checks that were asked for have passed.
+/// Whether all checks that were asked for have passed, of which there must be one.
 pub fn passed<W, L>(asked: bool, lines: &[Line<W, L>]) -> Option<bool> {
-    asked.then(|| lines.iter().all(|line| line.check.is_some_and(|check| check.passed)))
+    asked.then(|| !lines.is_empty() && lines.iter().all(|line| line.check.is_some_and(|check| check.passed)))
 }
 
-/// The failure of a check that found something.
-pub fn verdict(passed: Option<bool>) -> Result<()> {
-    if passed == Some(false) {
-        return Err(Failure::new(
+/// The failure of a check that found something, or that had nothing to look at.
+pub fn verdict(passed: Option<bool>, lines: usize) -> Result<()> {
+    match (passed, lines) {
+        (Some(false), 0) => Err(Failure::new(
+            Exit::No,
+            "nothing was checked",
+            "nothing was measured",
+            "choose formats that the shapes can have",
+        )),
+        (Some(false), _) => Err(Failure::new(
             Exit::No,
             "a product is out of bounds",
             "an element lies further from the f64 reference than the bound allows",
             "the column `check` shows the worst distance as a share of the bound",
-        ));
+        )),
+        (None | Some(true), _) => Ok(()),
     }
-    Ok(())
 }

@@ -88,16 +88,11 @@ struct Measured {
 /// Measures.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let arrivals = match (args.rate, args.at_once) {
-        (Some(rate), _) if !(rate.is_finite() && rate > 0.0) => {
-            return Err(Failure::usage(
-                "--rate is none",
-                format!("expected more than 0, got {rate}"),
-                "give requests a second",
-            ));
-        }
         (Some(rate), _) => Arrivals::Poisson(rate),
         (None, at_once) => Arrivals::AtOnce(at_once.unwrap_or(1) as usize),
     };
+    let bad_rate = |why: String| Failure::usage("--rate is none", why, "give requests a second");
+    arrivals.check().map_err(bad_rate)?;
     if let Some(path) = &args.plot {
         // Before the requests: whether it can be written there. An interrupt meanwhile leaves nothing.
         side_file::check("--plot", path, args.overwrite, &[], None)?;
@@ -131,7 +126,10 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         tokio::pin!(making);
         loop {
             tokio::select! {
-                (took, outcomes) = &mut making => return Ok((model, took, outcomes)),
+                made = &mut making => {
+                    let (took, outcomes) = made.map_err(bad_rate)?;
+                    return Ok((model, took, outcomes));
+                }
                 () = tokio::time::sleep(Duration::from_millis(200)) => {
                     progress.at(counted.load(Ordering::Relaxed) as u64, all as u64);
                 }

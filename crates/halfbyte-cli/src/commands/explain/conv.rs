@@ -31,13 +31,14 @@ pub struct Args {
     /// Type of y [default: f32; on a GPU f16].
     #[arg(long, value_enum)]
     y: Option<FloatArg>,
-    /// Type of x and y where the format is int8.
-    #[arg(long, value_enum, default_value = "u8")]
-    bytes: ByteArg,
+    /// Type of x and y where the format is int8 [default: u8].
+    #[arg(long, value_enum)]
+    bytes: Option<ByteArg>,
 }
 
 /// Prints the table.
 pub fn run(args: &Args, app: &App) -> Result<()> {
+    Kind::refuse_unused(&[args.format], &[("--x", args.x.is_some()), ("--y", args.y.is_some())], args.bytes)?;
     let shape = Conv2dShape::new(args.sizes.geometry(), args.batch, args.sizes.size)?;
     let explained = match app.cuda()? {
         None => on_cpu(args, shape)?,
@@ -61,7 +62,8 @@ fn floats(args: &Args, format: Option<Format>, shape: Conv2dShape, default: Floa
 }
 
 fn bytes(args: &Args, shape: Conv2dShape) -> int8::Problem {
-    int8::Problem { shape, x: args.bytes.into(), symmetric: true, floats: false, layouts: layouts(args) }
+    let x = args.bytes.unwrap_or(ByteArg::U8).into();
+    int8::Problem { shape, x, symmetric: true, floats: false, layouts: layouts(args) }
 }
 
 fn on_cpu(args: &Args, shape: Conv2dShape) -> Result<Explanation> {

@@ -83,7 +83,7 @@ pub(super) fn run(args: &Args, plan: Cases, number: u32, app: &App) -> Result<()
             progress.step(format!("{kind} {} batch {batch}", name(&shape.geometry(), shape.size)));
             let (mut line, bytes) = match kind {
                 Kind::Floats(kind) => device.floats(kind, &mut swept)?,
-                Kind::Int8 => device.bytes(args.bytes.into(), &mut swept)?,
+                Kind::Int8 => device.bytes(args.bytes(), &mut swept)?,
             };
             let read_percent = 100.0 * bytes as f64 / (line.median_us * 1e3) / read_gb_per_s;
             line.limit = Share { peak_percent: read_percent, peak: "read" };
@@ -95,7 +95,7 @@ pub(super) fn run(args: &Args, plan: Cases, number: u32, app: &App) -> Result<()
     let (limits, more) = (Read { read_gb_per_s }, More { left_out, swept });
     let report = Report { machine: OnGpu::of(&gpu), origin: plan.origin, limits, results, more, passed };
     app.result(&report, human)?;
-    verdict(passed)
+    verdict(passed, report.results.len())
 }
 
 /// Gigabytes a second of a bare read.

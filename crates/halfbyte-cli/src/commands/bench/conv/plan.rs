@@ -114,6 +114,7 @@ pub(super) fn plan(args: &Args) -> Result<Plan> {
     if !args.batch.is_empty() {
         batches.clone_from(&args.batch);
     }
+    Kind::refuse_unused(&kinds, &[("--x", args.x.is_some())], args.bytes)?;
     for (shape, &batch) in shapes.iter().flat_map(|shape| batches.iter().map(move |batch| (shape, batch))) {
         let refuse =
             |cause: String| Failure::usage("it is no convolution that can be measured", cause, "choose other sizes");

@@ -130,7 +130,7 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     drop(bench);
     drop(progress);
     app.result(&report, human)?;
-    verdict(passed)
+    verdict(passed, report.results.len())
 }
 
 /// What weights are drawn as.

@@ -38,13 +38,13 @@ const DEFAULT: WeightKind = WeightKind::Quantized(Format {
 const ROWS_OF_RANDOM: usize = 8;
 
 /// Shapes of multiples of 64, and rows.
-fn draw(count: usize, seed: u64, m: &[usize]) -> Vec<Rows> {
+fn draw(count: u32, seed: u64, m: &[usize]) -> Vec<Rows> {
     let mut random = random::Random(seed);
     let mut draw = |from: f64, to: f64| {
         let share = f64::from(random.uniform()).midpoint(1.0);
         from * (to / from).powf(share)
     };
-    let mut shapes = Vec::with_capacity(count);
+    let mut shapes = Vec::new();
     for _ in 0..count {
         let [n, k] = [(); 2].map(|()| (draw(512.0, 32768.0) / 64.0).round() as usize * 64);
         let rows = if m.is_empty() { ROWS_OF_RANDOM } else { 0 };
