@@ -18,7 +18,8 @@ pub(crate) fn open_folder(path: &Path, checkpoint: &mut Checkpoint) -> Result<bo
         let said = "lies beside model.safetensors; the single file was read and the index was not";
         match index.is_file() {
             true => checkpoint.add_finding(Finding::new("model.safetensors.index.json", said)),
-            false => tell_others(path, "lies beside model.safetensors, which was read alone", checkpoint)?,
+            // Parts of a model are called so; others may be of anything.
+            false => tell_others(path, "model", "lies beside model.safetensors, which was read alone", checkpoint)?,
         }
         return Ok(true);
     }
@@ -57,15 +58,15 @@ fn names(path: &Path, ending: &str) -> Result<Vec<PathBuf>> {
 fn add_shards(path: &Path, index: &Path, checkpoint: &mut Checkpoint) -> Result<()> {
     add_index(path, index, checkpoint, add_file)?;
     let name = index.file_name().unwrap_or_default().to_string_lossy();
-    tell_others(path, &format!("lies beside {name}, which does not name it; it was not read"), checkpoint)
+    tell_others(path, "", &format!("lies beside {name}, which does not name it; it was not read"), checkpoint)
 }
 
-/// Safetensors files of the folder that were not read: a finding each, as some models come with all tensors twice.
-fn tell_others(path: &Path, what: &str, checkpoint: &mut Checkpoint) -> Result<()> {
+/// Safetensors files of the folder that begin so and were not read: a finding each, as some models come with all tensors twice.
+fn tell_others(path: &Path, begin: &str, what: &str, checkpoint: &mut Checkpoint) -> Result<()> {
     let others = names(path, ".safetensors")?;
-    let others: Vec<&PathBuf> = others.iter().filter(|file| !checkpoint.files().any(|read| read == *file)).collect();
-    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let findings = others.iter().map(|file| Finding::new(name(file), what));
+    let others = others.iter().filter(|file| !checkpoint.files().any(|read| read == *file));
+    let names = others.map(|path| path.file_name().unwrap_or_default().to_string_lossy());
+    let findings = names.filter(|name| name.starts_with(begin)).map(|name| Finding::new(&*name, what));
     findings.collect::<Vec<_>>().into_iter().for_each(|finding| checkpoint.add_finding(finding));
     Ok(())
 }

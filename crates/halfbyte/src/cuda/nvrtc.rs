@@ -8,7 +8,7 @@
 
 use super::driver::Version;
 use super::library::{self, NVRTC, Opened};
-use super::sources::{Arch, HEADERS, Instance};
+use super::sources::{ARCH_VARIABLE, Arch, HEADERS, Instance};
 use crate::error::{Error, Result};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -150,7 +150,12 @@ impl Nvrtc {
         let fail = |log: String| Error::Compile { kernel: instance.to_string(), arch: arch.to_string(), log };
         if !self.knows(arch) {
             let known: Vec<String> = self.archs.iter().map(|arch| format!("sm_{arch}")).collect();
-            return Err(fail(format!("NVRTC {} knows only {}", self.version, known.join(", "))));
+            // Code of an older processor runs on a newer one too, as PTX.
+            let newest = self.archs.iter().filter(|&&known| known < arch.number).max();
+            let older = newest.map_or(String::new(), |newest| {
+                format!("; {ARCH_VARIABLE}=compute_{newest} runs code of an older one")
+            });
+            return Err(fail(format!("NVRTC {} knows only {}{older}", self.version, known.join(", "))));
         }
         let c_string = |text: &str| CString::new(text).map_err(|_| fail("a zero byte in a source or an option".into()));
         let text = c_string(&instance.source.checked()?)?;

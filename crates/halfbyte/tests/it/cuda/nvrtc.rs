@@ -411,6 +411,10 @@ fn what_the_compiler_says_is_in_the_error() {
     assert!(nvrtc.compile(&instance, arch).unwrap().name.contains('f'));
     let error = nvrtc.compile(&instance, "sm_10".parse().unwrap()).unwrap_err().to_string();
     assert!(error.contains("knows only") && error.contains("sm_90"), "{error}");
+    assert!(!error.contains("HALFBYTE_CUDA_ARCH"), "{error}");
+    // What is not known yet runs code of what is.
+    let error = nvrtc.compile(&instance, "sm_990".parse().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("knows only") && error.contains("HALFBYTE_CUDA_ARCH=compute_"), "{error}");
     // A kernel that is no template, and definitions.
     static DEFINED: Source = Source {
         path: "test/defined.cu",
