@@ -38,17 +38,26 @@ pub(super) fn supports(caps: &Caps, problem: &Problem) -> Result<(), Reason> {
 }
 
 /// Fewer rows are served faster by multiply-adds of vectors.
+///
+/// A tile costs as much for one row as for 16, and each part of x as much again. Groups of 16 and 32 columns fill tiles with
+/// less, and their sums are scaled the more often. (Measured on an Xeon: `docs/decisions/0023`.)
 pub(super) fn least_rows(problem: &Problem) -> usize {
-    amx::least_rows(problem, 2)
+    let (parts, group) = (parts(problem.x), amx::group_len(problem));
+    10 + 3 * parts + parts * 150 * 150 / (group * group)
+}
+
+/// Numbers of bf16 that a number of x is the sum of.
+fn parts(x: Float) -> usize {
+    match x {
+        Float::BF16 => 1,
+        Float::F16 => 2,
+        Float::F32 => 3,
+    }
 }
 
 pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Output<'_>) {
     let Packed::Quantized(w, _) = input.w else { unreachable!("selected for quantised weights only") };
-    let parts = match input.x.dtype() {
-        Float::BF16 => 1,
-        Float::F16 => 2,
-        Float::F32 => 3,
-    };
+    let parts = parts(input.x.dtype());
     let operands = Parts { isa: cpu.caps().isa, x: input.x, w, parts };
     amx::run(cpu, scratch, input.m, w, y, (&Pieces::new(w, 2, parts), &operands));
 }

@@ -427,22 +427,33 @@ mod x86 {
         let mut numbers = Numbers::<1>::new(w, panel, &mut room);
         for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
             let [params] = group_params(w, panel, span.group, &mut numbers);
-            for tile in span.tile.max(first)..(span.tile + span.tiles).min(end) {
-                let bytes = &data[tile * tile_bytes..][..tile_bytes];
-                let out = &mut out[(tile - first) * per_tile * stride..][..(per_tile - 1) * stride + PANEL];
+            let tiles = span.tile.max(first)..(span.tile + span.tiles).min(end);
+            let held = &data[tiles.start * tile_bytes..tiles.end * tile_bytes];
+            let out = &mut out[(tiles.start - first) * per_tile * stride..];
+            assert!(out.len() >= (tiles.len() * per_tile - 1) * stride + PANEL);
+            let (mut tile, mut out) = (held.as_ptr(), out.as_mut_ptr());
+            for _ in tiles {
+                for at in (0..tile_bytes).step_by(64) {
+                    // The same tile of the panel that is converted next but one; a prefetch never faults.
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(2 * w.panel_bytes() + at).cast());
+                }
                 for field in 0..per_tile / 4 {
-                    // SAFETY: a tile, checked by the slice.
-                    let quad = unsafe { [0, 1].map(|half| quad::<FORM>(bytes.as_ptr(), field, half, table)) };
+                    let mut quads = [_mm256_setzero_si256(); 2];
+                    for half in 0..2 {
+                        // SAFETY: a tile within `held`.
+                        quads[half] = unsafe { quad::<FORM>(tile, field, half, table) };
+                    }
                     for byte in 0..4 {
-                        let mut weight = params.offset;
                         for h in 0..2 {
-                            let code = column(quad[h], byte);
-                            let code = _mm256_sub_ps(code, params.zero[h]);
-                            weight[h] = _mm256_fmadd_ps(code, params.scale[h], params.offset[h]);
+                            let code = _mm256_sub_ps(column(quads[h], byte), params.zero[h]);
+                            let weight = _mm256_fmadd_ps(code, params.scale[h], params.offset[h]);
+                            // SAFETY: half of a place within `out`, as asserted.
+                            unsafe { _mm256_storeu_ps(out.wrapping_add(h * 8), weight) };
                         }
-                        store_f32(weight, &mut out[(field * 4 + byte) * stride..]);
+                        out = out.wrapping_add(stride);
                     }
                 }
+                tile = tile.wrapping_add(tile_bytes);
             }
         }
     }

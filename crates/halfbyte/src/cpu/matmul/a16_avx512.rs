@@ -154,12 +154,19 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn table<const BITS: u32>(w: &CpuN16) -> __m512 {
+        let codes = const {
+            let (mut codes, mut i) = ([0u8; 16], 0);
+            while i < codes.len() {
+                codes[i] = i as u8 & (((1u32 << BITS) - 1) as u8);
+                i += 1;
+            }
+            codes
+        };
+        let values = w.table().unwrap_or(codes);
+        // SAFETY: 16 bytes.
+        let values = _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(values.as_ptr().cast()) });
         let middle = if matches!(w.zeros(), PackedZeros::Symmetric) { w.middle() as f32 } else { 0.0 };
-        let (held, mut entries) = (w.held(), [0.0f32; 16]);
-        for (code, entry) in entries.iter_mut().enumerate() {
-            *entry = f32::from(held.value((code as u32 & ((1 << BITS) - 1)) as u8)) - middle;
-        }
-        load_f32(&entries)
+        _mm512_sub_ps(_mm512_cvtepi32_ps(values), _mm512_set1_ps(middle))
     }
 
     /// Codes at bit `shift` of each lane as floats; codes of a byte with [`ADDED_TO_BYTES`].
@@ -431,25 +438,33 @@ mod x86 {
         let mut numbers = Numbers::<1>::new(w, panel, &mut room);
         for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
             let [params] = group_params::<BITS, _>(w, panel, span.group, &mut numbers);
-            for tile in span.tile.max(first)..(span.tile + span.tiles).min(end) {
-                let bytes = &data[tile * tile_bytes..][..tile_bytes];
-                // SAFETY: 64 bytes, checked by the slice.
-                let mut raw = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
-                let out = &mut out[(tile - first) * per_tile * stride..];
+            let tiles = span.tile.max(first)..(span.tile + span.tiles).min(end);
+            let held = &data[tiles.start * tile_bytes..tiles.end * tile_bytes];
+            let out = &mut out[(tiles.start - first) * per_tile * stride..];
+            assert!(out.len() >= (tiles.len() * per_tile - 1) * stride + PANEL);
+            let (mut tile, mut out) = (held.as_ptr(), out.as_mut_ptr());
+            for _ in tiles {
+                for at in (0..tile_bytes).step_by(64) {
+                    // The same tile of the panel that is converted next but one; a prefetch never faults.
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(2 * w.panel_bytes() + at).cast());
+                }
+                // SAFETY: 64 bytes of a tile within `held`.
+                let mut raw = unsafe { _mm512_loadu_si512(tile.cast()) };
                 for field in 0..per_tile / 4 {
                     if planes {
-                        // SAFETY: a tile, checked by the slice.
-                        raw = unsafe { quad::<BITS>(bytes.as_ptr(), field) };
+                        // SAFETY: a tile within `held`.
+                        raw = unsafe { quad::<BITS>(tile, field) };
                     }
                     for byte in 0..4 {
-                        let shift = byte as u32 * 8 + if planes { 0 } else { field as u32 * BITS };
+                        let shift = byte * 8 + if planes { 0 } else { field as u32 * BITS };
                         let code = codes::<BITS>(raw, shift, table);
                         let weight = _mm512_fmadd_ps(_mm512_sub_ps(code, params.zero), params.scale, params.offset);
-                        let out = &mut out[(field * 4 + byte) * stride..][..PANEL];
-                        // SAFETY: `out` is 16 floats.
-                        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), weight) };
+                        // SAFETY: 16 floats of a place within `out`, as asserted.
+                        unsafe { _mm512_storeu_ps(out, weight) };
+                        out = out.wrapping_add(stride);
                     }
                 }
+                tile = tile.wrapping_add(tile_bytes);
             }
         }
     }

@@ -28,9 +28,10 @@ pub(super) fn supports(caps: &Caps, problem: &Problem) -> Result<(), Reason> {
     at_least(least_rows(problem), problem)
 }
 
-/// Fewer rows are served faster by dot products of vectors.
+/// Fewer rows are served faster by dot products of vectors: a tile costs as much for one row as for 16, and sums of short groups
+/// are scaled the more often. (Measured on an Xeon: `docs/decisions/0023`.)
 pub(super) fn least_rows(problem: &Problem) -> usize {
-    amx::least_rows(problem, 1)
+    28 + 192 / amx::group_len(problem)
 }
 
 pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Output<'_>) {

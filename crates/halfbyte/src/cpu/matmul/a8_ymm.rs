@@ -38,11 +38,7 @@ macro_rules! tiles {
             };
             let (middle, table) = (_mm256_set1_epi32(middle), table(w));
             // Far enough to hide memory behind other tiles.
-            let ahead = match R {
-                1 => AHEAD,
-                2 => 1024,
-                _ => 0,
-            };
+            let ahead = if R == 1 { AHEAD } else { 2048 };
             let per_span = |s: usize, p: usize| ((t.panel + p) * w.spans().len() + s) * PANEL;
 
             let mut room = room();

@@ -163,15 +163,9 @@ impl RowTile<'_> {
     }
 }
 
-/// From how many rows on tiles are faster than vectors, with places of so many bytes.
-///
-/// A tile of 16 rows costs as much for one of them as for all, and weights have to be read and converted before, each bit of them
-/// for as much as two rows by vectors. Sums of short groups are scaled the more often, which costs tiles more. (Measured with
-/// groups of 16 to 128 and 4 and 8 bits on a Xeon: the first number of rows that tiles are faster for is within a third of this.)
-pub(super) fn least_rows(problem: &Problem, place: usize) -> usize {
-    let group = problem.format.map_or(problem.k, |format| format.weight.group.len(problem.k)).min(problem.k);
-    let bits = problem.format.map_or(0, |format| format.weight.bits as usize);
-    2 * bits + 12 * ROW_BYTES / (group * place).max(1)
+/// Columns of a group; of dense weights, all.
+pub(super) fn group_len(problem: &Problem) -> usize {
+    problem.format.map_or(problem.k, |format| format.weight.group.len(problem.k)).clamp(1, problem.k.max(1))
 }
 
 /// What a kernel tells the driver.

@@ -25,17 +25,21 @@ use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL};
 use crate::tensor::Floats;
 use std::ops::Range;
 
-/// Places along k that are converted at a time: two panels of 16 outputs take 64 KiB.
-const BLOCK_PLACES: usize = 512;
+/// Bytes of weights that are converted at a time: they stay in a level-1 cache of 32 KiB while rows go over them.
+const BLOCK_BYTES: usize = 24 << 10;
 
 /// Places whose products tiles add up by themselves before they add that to a sum: in one long sum of like terms roundings add up too, and it
 /// would leave the bound. A multiple of the places of every tile of codes.
 pub(super) const RUN: usize = 96;
 
-/// Places whose sums are added up by themselves where rows are many, whole blocks: where groups fill their tiles with little, or rows are
+/// Places whose sums are added up by themselves where rows are many, whole blocks of any tile: where groups fill their tiles with little, or rows are
 /// very long, there are many runs.
 pub(super) const PLACES_TOGETHER: usize = SPANS_TOGETHER * RUN;
-const _: () = assert!(PLACES_TOGETHER.is_multiple_of(BLOCK_PLACES));
+
+/// Places along k that are converted at a time, of so many panels: whole runs.
+fn block_places(panels: usize) -> usize {
+    BLOCK_BYTES / (panels * PANEL * size_of::<f32>()) / RUN * RUN
+}
 
 /// Below this many elements of x, one thread packs them all.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
@@ -140,9 +144,9 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
         return;
     }
 
-    let convert = (tiles.convert)(w);
+    let (convert, most_places) = ((tiles.convert)(w), block_places(tile_panels));
     let (wide, narrow) = ((tiles.product)(height, tile_panels), (tiles.product)(height, 1));
-    let x_block = places.min(BLOCK_PLACES) * height * 4;
+    let x_block = places.min(most_places) * height * 4;
     let tasks = Tasks::new(rows, x_block, w.panels(), tile_panels, cpu.threads().count());
     cpu.threads().run(tasks.count, &|i| {
         let (row_panels, panels) = tasks.get(i);
@@ -151,11 +155,11 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
         let sums_len = tile_len * row_panels.len() * steps.count();
         let in_runs = places > PLACES_TOGETHER;
         let all_len = if in_runs { 2 * sums_len } else { sums_len };
-        with_buffers([all_len, BLOCK_PLACES * tile_panels * PANEL], |sums, buffer| {
+        with_buffers([all_len, most_places * tile_panels * PANEL], |sums, buffer| {
             sums.fill(0.0);
             let (sums, totals) = sums.split_at_mut(sums_len);
-            for start in (0..places).step_by(BLOCK_PLACES) {
-                let block = start..(start + BLOCK_PLACES).min(places);
+            for start in (0..places).step_by(most_places) {
+                let block = start..(start + most_places).min(places);
                 for step in 0..steps.count() {
                     let (panel, width) = steps.get(step);
                     let buffer = &mut buffer[..block.len() * width * PANEL];

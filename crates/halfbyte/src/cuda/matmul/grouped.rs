@@ -276,7 +276,7 @@ impl Grouped {
     pub fn tile(&self, caps: &Caps, dealt: Dealt) -> (usize, f64) {
         let in_tiles = |&tile: &usize| (tile, self.product.microseconds(caps, tile, dealt.columns(tile)));
         let all = self.tiles().iter().map(in_tiles);
-        all.min_by(|(_, one), (_, other)| one.total_cmp(other)).unwrap_or((MANY, 0.0))
+        all.min_by(|(_, one), (_, other)| one.total_cmp(other)).unwrap_or((MANY, f64::INFINITY))
     }
 
     /// Rows that tiles may have.
