@@ -42,8 +42,28 @@ impl Time {
     }
 }
 
-/// Of tiles of few tokens, or of more; of weights with half scales and without offsets.
-fn times(few: bool) -> Vec<Time> {
+/// Times of what a number is fitted to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Of {
+    /// Tiles of few tokens, or of more, of weights with half scales and without offsets.
+    Few,
+    Many,
+    /// Tiles of more tokens, of weights with half scales and with offsets.
+    Offsets,
+}
+
+impl Of {
+    fn contains(self, config: Config, atom: Atom) -> bool {
+        let few = config.tokens < LEAST_APART;
+        match self {
+            Self::Few => few && !atom.is_wide(),
+            Self::Many => !few && !atom.is_wide(),
+            Self::Offsets => !few && atom.offset && atom.scale != Float::F32,
+        }
+    }
+}
+
+fn times(of: Of) -> Vec<Time> {
     let mut all = Vec::new();
     for (text, caps) in SWEEPS {
         let mut lines = text.lines().peekable();
@@ -58,7 +78,7 @@ fn times(few: bool) -> Vec<Time> {
             while let Some(line) = lines.next_if(|line| line.starts_with("  ")) {
                 let (time, name) = line.trim().split_once(' ').unwrap();
                 let Some((_, config)) = known.iter().find(|(of, _)| of == name) else { continue };
-                if form.atom.is_wide() || (config.tokens < LEAST_APART) != few {
+                if !of.contains(*config, form.atom) {
                     continue;
                 }
                 let microseconds = time.parse().unwrap();
@@ -132,6 +152,7 @@ fn each_of_many(numbers: &mut many_rows::Numbers) -> Vec<&mut f64> {
         scale_weights,
         compute_weights: _,
         scale_sums,
+        offset_sums: _,
         zeros,
         beside,
         wait,
@@ -148,6 +169,10 @@ fn each_of_many(numbers: &mut many_rows::Numbers) -> Vec<&mut f64> {
     } = numbers;
     let single = [wgmma, convert, scale_weights, zeros, beside, latency, port, slowest, hides, write, no_room, room];
     scale_sums.iter_mut().chain(wait).chain(join).chain(cut).chain(single).collect()
+}
+
+fn each_of_offsets(numbers: &mut many_rows::Numbers) -> Vec<&mut f64> {
+    numbers.offset_sums.iter_mut().chain(&mut numbers.compute_weights).collect()
 }
 
 /// Of all times, by a model: clocks of a unit, and microseconds.
@@ -178,21 +203,27 @@ fn loss_of_many(times: &[Time], numbers: &many_rows::Numbers) -> f64 {
 #[test]
 #[ignore = "prints numbers; run with: cargo test -p halfbyte --lib numbers_are_fitted -- --ignored --nocapture"]
 fn numbers_are_fitted() {
-    let few = times(true);
+    let few = times(Of::Few);
     println!("{} times of tiles of few tokens", few.len());
     println!("{:#?}", fitted(few_rows::HOPPER, each_of_few, |numbers| loss_of_few(&few, numbers)));
-    let many = times(false);
+    let many = times(Of::Many);
     println!("{} times of tiles of many", many.len());
     println!("{:#?}", fitted(many_rows::HOPPER, each_of_many, |numbers| loss_of_many(&many, numbers)));
+    let offsets = times(Of::Offsets);
+    println!("{} times of weights with offsets", offsets.len());
+    println!("{:#?}", fitted(many_rows::HOPPER, each_of_offsets, |numbers| loss_of_many(&offsets, numbers)));
 }
 
 #[test]
 fn the_model_expects_what_was_measured() {
-    for (few, most) in [(true, 0.12), (false, 0.12)] {
-        let times = times(few);
-        let loss = if few { loss_of_few(&times, &few_rows::HOPPER) } else { loss_of_many(&times, &many_rows::HOPPER) };
+    for (of, most) in [(Of::Few, 0.12), (Of::Many, 0.12), (Of::Offsets, 0.12)] {
+        let times = times(of);
+        let loss = match of {
+            Of::Few => loss_of_few(&times, &few_rows::HOPPER),
+            Of::Many | Of::Offsets => loss_of_many(&times, &many_rows::HOPPER),
+        };
         let off = (loss / times.iter().map(|time| time.weight).sum::<f64>()).sqrt();
-        println!("{} times, few tokens: {few}: off by {off:.3}", times.len());
+        println!("{of:?}: {} times, off by {off:.3}", times.len());
         assert!(times.len() > 1000 && off < most, "{off}");
     }
 }

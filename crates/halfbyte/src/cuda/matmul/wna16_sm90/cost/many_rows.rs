@@ -18,12 +18,13 @@ const IN_STEP: f64 = 0.75;
 #[derive(Clone, Debug)]
 pub(super) struct Numbers {
     /// Of a unit of a strip, in clocks of a multiprocessor: `wgmma` for each token; converting codes; scaling them, or the sums of a group: of
-    /// each group and of each token of it; zero points of a group. Weights that are computed in f32 take the second two, of a unit and of each group.
+    /// each group and of each token of it, and as much again for offsets; zero points of a group. Weights that are computed in f32 take the second two, of a unit and of each group.
     pub wgmma: f64,
     pub convert: f64,
     pub scale_weights: f64,
     pub compute_weights: [f64; 2],
     pub scale_sums: [f64; 2],
+    pub offset_sums: [f64; 2],
     pub zeros: f64,
     /// Tensor cores and other instructions run beside each other but for this: powers of both are added, and the root is taken.
     pub beside: f64,
@@ -51,8 +52,9 @@ pub(super) const HOPPER: Numbers = Numbers {
     wgmma: 4.29,
     convert: 105.0,
     scale_weights: 55.3,
-    compute_weights: [250.0, 14.0],
+    compute_weights: [248.0, 23.3],
     scale_sums: [2.06, 0.842],
+    offset_sums: [6.52, 2.02],
     zeros: 13.5,
     beside: 1.18,
     wait: [84.0, 85.7, 31.0],
@@ -76,7 +78,10 @@ pub(super) fn clocks(numbers: &Numbers, config: Config, form: &Form) -> [f64; 2]
     let scale = match config.early {
         true if config.computes_weights(form) => numbers.compute_weights[0] + groups * numbers.compute_weights[1],
         true => numbers.scale_weights,
-        false => groups * (numbers.scale_sums[0] + numbers.scale_sums[1] * tokens),
+        false => {
+            let offsets = if atom.offset { numbers.offset_sums } else { [0.0; 2] };
+            groups * (numbers.scale_sums[0] + offsets[0] + (numbers.scale_sums[1] + offsets[1]) * tokens)
+        }
     };
     let others = strips * (numbers.convert * planes(config, atom) + zeros + scale);
     let beside = numbers.beside;
