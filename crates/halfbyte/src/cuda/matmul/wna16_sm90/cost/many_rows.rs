@@ -4,6 +4,7 @@ use super::super::config::Config;
 use super::{Machine, Timed, Work, bytes, planes, slowest};
 use crate::cuda::tiled::Form;
 use crate::layout::cuda_wna16::STRIP;
+use crate::tensor::Float;
 
 /// Tokens of tiles that wait for something in each unit.
 const WAITS: [usize; 3] = [48, 64, 256];
@@ -18,7 +19,8 @@ const IN_STEP: f64 = 0.75;
 #[derive(Clone, Debug)]
 pub(super) struct Numbers {
     /// Of a unit of a strip, in clocks of a multiprocessor: `wgmma` for each token; converting codes; scaling them, or the sums of a group: of
-    /// each group and of each token of it, and as much again for offsets; zero points of a group. Weights that are computed in f32 take the second two, of a unit and of each group.
+    /// each group and of each token of it, and those for offsets beside half scales (beside f32 ones, as K types have, choices are near
+    /// without); zero points of a group. Weights that are computed in f32 take the second two, of a unit and of each group.
     pub wgmma: f64,
     pub convert: f64,
     pub scale_weights: f64,
@@ -79,7 +81,8 @@ pub(super) fn clocks(numbers: &Numbers, config: Config, form: &Form) -> [f64; 2]
         true if config.computes_weights(form) => numbers.compute_weights[0] + groups * numbers.compute_weights[1],
         true => numbers.scale_weights,
         false => {
-            let offsets = if atom.offset { numbers.offset_sums } else { [0.0; 2] };
+            let has_offsets = atom.offset && atom.scale != Float::F32;
+            let offsets = if has_offsets { numbers.offset_sums } else { [0.0; 2] };
             groups * (numbers.scale_sums[0] + offsets[0] + (numbers.scale_sums[1] + offsets[1]) * tokens)
         }
     };
