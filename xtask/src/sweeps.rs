@@ -12,13 +12,17 @@ use std::path::PathBuf;
 /// Rows up to which only forms that may be chosen count: some that are not are fast behind themselves and slow in models.
 const FEW_ROWS: u64 = 32;
 
+const KINDS: [&str; 9] =
+    ["few", "few-listed", "few-checked", "random", "listed", "checked", "offsets", "offsets-checked", "K-types"];
+
 #[derive(clap::Args)]
 pub struct Args {
     /// Files of results of `wna16_sm90`, and of more than 32 rows of `wna8_sm90`
     #[arg(required = true, value_name = "RESULTS.json")]
     files: Vec<PathBuf>,
-    /// What the products are for: few or random to fit the model of the machine to, few-checked or checked to check it
-    #[arg(long, value_parser = ["few", "few-listed", "few-checked", "random", "listed", "checked"])]
+    /// What the products are for: few or random to fit the model of the machine to, few-checked or checked to check it; offsets and
+    /// offsets-checked likewise, of weights with float offsets; K-types to check it
+    #[arg(long, value_parser = KINDS)]
     kind: String,
 }
 
