@@ -201,13 +201,17 @@ def test_ctrl_c_ends_a_text(read: str) -> None:
     program = (
         "import halfbyte, signal, threading, os\n"
         f"model = halfbyte.load({str(STDLIB)!r})\n"
-        "threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
-        "try:\n"
-        "    while True:\n"
-        "        text = model.generate('def ', max_tokens=400, ignore_end=True)\n"
-        f"        {read}\n"
-        "        assert len(text.tokens) == 400\n"
-        "except KeyboardInterrupt: print(text.finish_reason, len(text.tokens) < 400)\n"
+        # A signal may fall between the last token of a text and its end: then once more.
+        "for seconds in [1.0, 0.7, 1.3, 0.9, 1.1]:\n"
+        "    threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "    try:\n"
+        "        while True:\n"
+        "            text = model.generate('def ', max_tokens=400, ignore_end=True)\n"
+        f"            {read}\n"
+        "            assert len(text.tokens) == 400\n"
+        "    except KeyboardInterrupt:\n"
+        "        if len(text.tokens) < 400: break\n"
+        "print(text.finish_reason, len(text.tokens) < 400)\n"
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": _path()})
     # A loop hears of it between two pieces, too, and has not closed the text then.
