@@ -37,9 +37,14 @@ pub(super) const RUN: usize = 96;
 pub(super) const PLACES_TOGETHER: usize = SPANS_TOGETHER * RUN;
 
 /// Places along k that are converted at a time, of so many panels: whole runs.
-fn block_places(panels: usize) -> usize {
+const fn block_places(panels: usize) -> usize {
     BLOCK_BYTES / (panels * PANEL * size_of::<f32>()) / RUN * RUN
 }
+const _: () = assert!(
+    PLACES_TOGETHER.is_multiple_of(block_places(1))
+        && PLACES_TOGETHER.is_multiple_of(block_places(2))
+        && PLACES_TOGETHER.is_multiple_of(block_places(4))
+);
 
 /// Below this many elements of x, one thread packs them all.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
