@@ -1,5 +1,7 @@
 //! Every kernel × format × edge shape against the f64 reference, element by element.
 
+mod bits;
+
 use crate::cpu::{that_run_here, with_each_caps};
 use crate::data::{ACTIVATIONS, Random, parse, rounded};
 use crate::layout::planes::{NARROW, narrow};
@@ -287,58 +289,6 @@ fn dense_weights_of_every_type() {
                         check(&y, &reference, k, Float::F32, &format!("dense {dtype} {n}×{k} m={m}"));
                     }
                 }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_row_of_quantised_activations_has_the_same_bits_alone_and_beside_others() {
-    let mut random = Random(33);
-    let formats = [
-        "w4a8",
-        "w4a8-g32",
-        "w4a8-g128-asym",
-        "w4a8-g32-float-sf32-xasym",
-        "w8a8-g16-sbf16",
-        "w3a8-g40-float",
-        "w2a8-g64",
-    ];
-    for (name, [n, k]) in formats.into_iter().flat_map(|name| [(name, [70, 520]), (name, [33, 4500])]) {
-        let format = parse(name);
-        for act_order in [false, true] {
-            let linear =
-                Linear::new(Weight::Quantized(&random.qtensor(format.weight, [n, k], act_order), format.act)).unwrap();
-            let x = random.activations(5 * k);
-            for cpu in with_each_caps(2) {
-                let all = forward(&linear, &cpu, &x, Float::F32, 5, Float::F32);
-                for (row, y) in x.chunks_exact(k).zip(all.chunks_exact(n)) {
-                    let alone = forward(&linear, &cpu, row, Float::F32, 1, Float::F32);
-                    assert_eq!(alone, y, "{name} {n}×{k}, act-order {act_order}, {:?}", cpu.caps());
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn the_same_bits_whatever_the_number_of_threads() {
-    let mut random = Random(4);
-    let names = ["w4a8-g128", "w4a16-g128-asym", "w8a8-xasym", "w8a16", "w3a16-g32", "w3a8"];
-    // Of one long row each thread makes integers of a part.
-    for ([n, k], m, name) in [([333, 520], 1), ([333, 520], 9), ([333, 520], 40), ([35, 9001], 1)]
-        .into_iter()
-        .flat_map(|(shape, m)| names.map(|name| (shape, m, name)))
-    {
-        let format = parse(name);
-        let w = random.qtensor(format.weight, [n, k], false);
-        let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
-        for x_type in [Float::F32, Float::BF16] {
-            let x = rounded(&random.activations(m * k), x_type);
-            for (a, b) in with_each_caps(1).iter().zip(&with_each_caps(5)) {
-                let one = forward(&linear, a, &x, x_type, m, Float::F32);
-                assert_eq!(one, forward(&linear, b, &x, x_type, m, Float::F32), "{name} m={m} {:?}", a.caps());
-                assert_eq!(one, forward(&linear, a, &x, x_type, m, Float::F32), "{name} m={m}: twice");
             }
         }
     }

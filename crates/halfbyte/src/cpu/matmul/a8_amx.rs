@@ -6,7 +6,7 @@
 //! y += sB·sA·(sums + (zero − 128)·−ΣqA) [+ sB·oA·ΣqB'] [+ oB·ΣxA]          the second summand with codes of 8 bits alone
 //! ```
 //!
-//! Spans of up to 1024 columns give the bits that `a8_avx512vnni` gives.
+//! The sums are those of a whole span, and y has the bits that `a8_avx512vnni` gives.
 
 use super::amx::{self, AddFn, Operands, Piece, Pieces, RowTile, TILE};
 use super::blocking::with_buffers;
@@ -149,7 +149,7 @@ mod x86 {
         codes_as_bytes::<FORM>(w, panel, piece.range(), zero, out);
     }
 
-    /// See [`super::Operands::outputs`]. What is added once a span is 0 but for its first piece.
+    /// See [`super::Operands::outputs`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
     pub(super) fn outputs(w: &CpuN16, panels: [usize; 2], piece: &Piece, x_offsets: bool) -> Outputs {
         let mut outputs: Outputs = bytemuck::Zeroable::zeroed();
@@ -158,17 +158,15 @@ mod x86 {
             let scales = load_per_group(w.scales(), at);
             let mut zero = _mm512_setzero_si512();
             let (mut offsets, mut sums) = (_mm512_setzero_ps(), _mm512_setzero_ps());
-            if piece.first_of_span {
-                match w.zeros() {
-                    PackedZeros::Symmetric => zero = _mm512_set1_epi32(MIDDLE),
-                    PackedZeros::Integer(zeros) => zero = load_u16(&zeros[at..]),
-                    PackedZeros::Float(of_groups) => offsets = load_per_group(of_groups, at),
-                }
-                zero = _mm512_sub_epi32(zero, _mm512_set1_epi32(MIDDLE));
-                if x_offsets {
-                    let at = (panels[p] * w.spans().len() + piece.span) * PANEL;
-                    sums = _mm512_mul_ps(scales, load_f32(&w.code_sums()[at..]));
-                }
+            match w.zeros() {
+                PackedZeros::Symmetric => zero = _mm512_set1_epi32(MIDDLE),
+                PackedZeros::Integer(zeros) => zero = load_u16(&zeros[at..]),
+                PackedZeros::Float(of_groups) => offsets = load_per_group(of_groups, at),
+            }
+            zero = _mm512_sub_epi32(zero, _mm512_set1_epi32(MIDDLE));
+            if x_offsets {
+                let at = (panels[p] * w.spans().len() + piece.span) * PANEL;
+                sums = _mm512_mul_ps(scales, load_f32(&w.code_sums()[at..]));
             }
             // Codes of fewer bits come less their zero point.
             if w.bits() < 8 {

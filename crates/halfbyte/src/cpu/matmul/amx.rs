@@ -8,12 +8,13 @@
 //!         for each 32 rows, for each piece, for each 16 of them:
 //!             sums = Σ x · buffer         in tiles, while the sums before are stored
 //!             y += scales · the sums before
-//!     with more than 128 pieces, after each 128:  all += y, y = 0
+//!     with more than 128 sums, after each 128:  all += y, y = 0
 //! epilogue
 //! ```
 //!
 //! A *piece* is a span, or a part of a long one. It takes whole steps along k, of as many bytes as the longest piece asks for;
-//! past its end both operands hold 0.
+//! past its end both operands hold 0. Sums of bf16 are those of a piece; sums of bytes are whole numbers, those of a span's pieces
+//! together.
 
 use super::blocking::{RowPanels, SPANS_TOGETHER, Tasks, take, with_buffers};
 use super::{Output, Scratch};
@@ -39,8 +40,11 @@ const STORED_PAIRS: usize = 8;
 pub(super) struct Piece {
     /// The span.
     pub span: usize,
-    /// Whether the span begins with it: what is added once a span is added with this piece.
-    pub first_of_span: bool,
+    /// Whether a sum begins and ends with it.
+    begins: bool,
+    ends: bool,
+    /// Sums before its own.
+    number: usize,
     /// Group of the span.
     pub group: usize,
     /// Places along k, whole tiles of the layout.
@@ -58,13 +62,18 @@ impl Piece {
     pub fn range(&self) -> Range<usize> {
         self.places.0..self.places.1
     }
+
+    /// Which of the runs of sums that are added up by themselves its own belongs to.
+    fn run(&self) -> usize {
+        self.number / SPANS_TOGETHER
+    }
 }
 
 /// How a weight is cut along k.
 #[derive(Clone, Debug)]
 pub(super) struct Pieces {
     all: Vec<Piece>,
-    /// Runs of pieces, each as long as a block at most, and none across a multiple of [`SPANS_TOGETHER`].
+    /// Runs of pieces, each as long as a block at most, and none across sums of which [`SPANS_TOGETHER`] are added up.
     blocks: Vec<Range<usize>>,
     /// Bytes of a step in a row of x.
     step: usize,
@@ -77,13 +86,15 @@ pub(super) struct Pieces {
 impl Pieces {
     /// For x in `parts` numbers of `place` bytes each.
     pub fn new(w: &CpuN16, place: usize, parts: usize) -> Self {
-        let (most, per_tile) = (BLOCK_BYTES / place, w.columns_per_tile());
+        let (floats, most, per_tile) = (place > 1, BLOCK_BYTES / place, w.columns_per_tile());
         let mut all = Vec::with_capacity(w.spans().len());
         for (span, &Span { tile, tiles, group, .. }) in w.spans().iter().enumerate() {
             let (start, end) = (tile * per_tile, (tile + tiles) * per_tile);
             for from in (start..end).step_by(most) {
                 let places = (from, (from + most).min(end));
-                all.push(Piece { span, first_of_span: from == start, group, places, step: 0, steps: 0, block: [0; 2] });
+                let (begins, ends) = (floats || from == start, floats || places.1 == end);
+                let number = if floats { all.len() } else { span };
+                all.push(Piece { span, begins, ends, number, group, places, step: 0, steps: 0, block: [0; 2] });
             }
         }
         let longest = all.iter().map(|piece| piece.range().len() * place).max().unwrap_or(0);
@@ -95,16 +106,25 @@ impl Pieces {
         }
         let (mut blocks, mut first) = (Vec::new(), 0);
         while first < all.len() {
-            let start = all[first].step;
-            let fits = |piece: &&mut Piece| piece.step + piece.steps - start <= BLOCK_BYTES / step;
-            let together = SPANS_TOGETHER - first % SPANS_TOGETHER;
-            let end = first + all[first..].iter_mut().take(together).take_while(fits).count().max(1);
+            let (start, run) = (all[first].step, all[first].run());
+            let fits = |piece: &&Piece| piece.step + piece.steps - start <= BLOCK_BYTES / step && piece.run() == run;
+            let end = first + all[first..].iter().take_while(fits).count().max(1);
             let steps = all[end - 1].step + all[end - 1].steps - start;
             all[first..end].iter_mut().for_each(|piece| piece.block = [start, steps]);
             blocks.push(first..end);
             first = end;
         }
         Self { all, blocks, step, place, parts }
+    }
+
+    /// Sums of a row and an output.
+    fn sums(&self) -> usize {
+        self.all.last().map_or(0, |last| last.number + 1)
+    }
+
+    /// Whether some of them are of several pieces.
+    fn has_long_sums(&self) -> bool {
+        !self.all.iter().all(|piece| piece.begins)
     }
 
     /// Steps in all.
@@ -251,6 +271,22 @@ pub(super) fn run<O: Operands>(
     });
 }
 
+/// Sums of bytes as they are stored, of the pieces of a span so far.
+type WholeSums = [[i32; PANEL]; 2 * ROWS];
+
+/// Adds what has begun to the sums of a piece, and keeps them unless it is the last.
+#[target_feature(enable = "avx512f")]
+fn join(sums: &mut Sums, begun: &mut WholeSums, piece: &Piece) {
+    if !piece.begins {
+        for (sums, begun) in sums.0.iter_mut().zip(&*begun) {
+            sums.iter_mut().zip(begun).for_each(|(sum, begun)| *sum = sum.wrapping_add(*begun));
+        }
+    }
+    if !piece.ends {
+        *begun = sums.0;
+    }
+}
+
 /// A product whose x is packed.
 struct Product<'a, O: Operands> {
     pieces: &'a Pieces,
@@ -271,8 +307,11 @@ impl<O: Operands> Product<'_, O> {
         let pair = |first: usize| [first, (first + 1).min(panels.end - 1)];
         let most = self.pieces.blocks.iter().map(|block| block.len()).max().unwrap_or(0);
         let (w_len, outputs_len) = (2 * BLOCK_BYTES * PANEL / 4, most * size_of::<O::Outputs>() / 4);
-        let (c_len, in_runs) = (rows.len() * pairs.len() * TILE * TILE, self.pieces.all.len() > SPANS_TOGETHER);
-        with_buffers([if in_runs { 2 * c_len } else { c_len }, w_len + outputs_len], |c, buffer| {
+        let (c_len, in_runs) = (rows.len() * pairs.len() * TILE * TILE, self.pieces.sums() > SPANS_TOGETHER);
+        let begun_len = if self.pieces.has_long_sums() { c_len } else { 0 };
+        with_buffers([begun_len + if in_runs { 2 * c_len } else { c_len }, w_len + outputs_len], |c, buffer| {
+            let (begun, c) = c.split_at_mut(begun_len);
+            let begun = bytemuck::cast_slice_mut::<f32, WholeSums>(begun);
             let (c, all) = c.split_at_mut(c_len);
             let (buffer, outputs) = buffer.split_at_mut(w_len);
             let outputs: &mut [O::Outputs] = bytemuck::cast_slice_mut(outputs);
@@ -282,7 +321,7 @@ impl<O: Operands> Product<'_, O> {
             let tiles = unsafe { Tiles::new(self.pieces.step) };
             for range in &self.pieces.blocks {
                 let block = &self.pieces.all[range.clone()];
-                let mut tiles_of_c = c.chunks_exact_mut(TILE * TILE);
+                let (mut tiles_of_c, mut begun) = (c.chunks_exact_mut(TILE * TILE), begun.chunks_exact_mut(2));
                 for panels in pairs.clone().map(pair) {
                     let w = self.convert(block, panels, bytemuck::cast_slice_mut(buffer));
                     for (outputs, piece) in outputs.iter_mut().zip(block) {
@@ -290,10 +329,10 @@ impl<O: Operands> Product<'_, O> {
                         *outputs = unsafe { self.operands.outputs(panels, piece) };
                     }
                     for (rows, c) in rows.clone().zip(&mut tiles_of_c) {
-                        self.block(&tiles, (block, outputs), w, rows, c);
+                        self.block(&tiles, (block, outputs), w, rows, (begun.next().unwrap_or_default(), c));
                     }
                 }
-                if in_runs && range.end.is_multiple_of(SPANS_TOGETHER) {
+                if self.pieces.all.get(range.end).is_some_and(|next| next.run() != block[0].run()) {
                     take(Isa::Avx512, c, all);
                 }
             }
@@ -335,32 +374,40 @@ impl<O: Operands> Product<'_, O> {
         std::array::from_fn(|_| converted.next().unwrap_or_else(|| unreachable!("two panels")))
     }
 
-    /// Adds a block of 32 rows by two panels to `c`.
+    /// Adds a block of 32 rows by two panels to `c`, or to sums that have begun, of which there are two where sums are long.
     fn block(
         &self,
         tiles: &Tiles,
         (block, outputs): (&[Piece], &[O::Outputs]),
         w: [&[u8]; 2],
         rows: usize,
-        c: &mut [f32],
+        (begun, c): (&mut [WholeSums], &mut [f32]),
     ) {
         let row_tiles = 2 * rows..self.row_tiles.min(2 * rows + 2);
         let (mut sums, mut set) = (Sums([[0; 16]; 2 * ROWS]), Set::First);
         let (mut before, (halves, _)) = (None, c.as_chunks_mut::<{ ROWS * TILE }>());
+        let mut add = |set: Set, (piece, outputs, at, half): (&Piece, &O::Outputs, usize, usize)| {
+            tiles.store(set, &mut sums);
+            if let Some(begun) = begun.get_mut(half).filter(|_| !(piece.begins && piece.ends)) {
+                // SAFETY: `select` found AMX, which no processor has without AVX-512.
+                unsafe { join(&mut sums, begun, piece) };
+            }
+            if piece.ends {
+                self.add(&sums, outputs, at, &mut halves[half]);
+            }
+        };
         for (piece, outputs) in block.iter().zip(outputs) {
             for (half, row_tile) in row_tiles.clone().enumerate() {
                 self.multiply(tiles, piece, (row_tile, w, block[0].step), set);
                 set = set.other();
                 let at = (row_tile * self.spans + piece.span) * ROWS;
-                if let Some((outputs, at, half)) = before.replace((outputs, at, half)) {
-                    tiles.store(set, &mut sums);
-                    self.add(&sums, outputs, at, &mut halves[half]);
+                if let Some(before) = before.replace((piece, outputs, at, half)) {
+                    add(set, before);
                 }
             }
         }
-        if let Some((outputs, at, half)) = before {
-            tiles.store(set.other(), &mut sums);
-            self.add(&sums, outputs, at, &mut halves[half]);
+        if let Some(before) = before {
+            add(set.other(), before);
         }
     }
 
@@ -414,8 +461,12 @@ mod tests {
                 }
                 assert_eq!((next, step), (w.places(), pieces.steps()));
                 assert_eq!(pieces.blocks.iter().map(|block| block.len()).sum::<usize>(), pieces.all.len());
-                let runs = |block: &Range<usize>| block.start / SPANS_TOGETHER == (block.end - 1) / SPANS_TOGETHER;
+                let runs = |block: &Range<usize>| pieces.all[block.start].run() == pieces.all[block.end - 1].run();
                 assert!(pieces.blocks.iter().all(runs), "{name}: {:?}", pieces.blocks);
+                let ends = pieces.all.iter().filter(|piece| piece.ends).count();
+                let begins = pieces.all.iter().filter(|piece| piece.begins).count();
+                assert_eq!([begins, ends], [pieces.sums(); 2], "{name}");
+                assert!(place > 1 || pieces.sums() == w.spans().len(), "{name}");
                 let mut x: Vec<Range<usize>> = (0..3)
                     .flat_map(|t| pieces.all.iter().map(move |piece| (t, piece)))
                     .map(|(t, piece)| pieces.x(piece, [t, 3]))
