@@ -271,22 +271,6 @@ pub(super) fn run<O: Operands>(
     });
 }
 
-/// Sums of bytes as they are stored, of the pieces of a span so far.
-type WholeSums = [[i32; PANEL]; 2 * ROWS];
-
-/// Adds what has begun to the sums of a piece, and keeps them unless it is the last.
-#[target_feature(enable = "avx512f")]
-fn join(sums: &mut Sums, begun: &mut WholeSums, piece: &Piece) {
-    if !piece.begins {
-        for (sums, begun) in sums.0.iter_mut().zip(&*begun) {
-            sums.iter_mut().zip(begun).for_each(|(sum, begun)| *sum = sum.wrapping_add(*begun));
-        }
-    }
-    if !piece.ends {
-        *begun = sums.0;
-    }
-}
-
 /// A product whose x is packed.
 struct Product<'a, O: Operands> {
     pieces: &'a Pieces,
@@ -311,7 +295,7 @@ impl<O: Operands> Product<'_, O> {
         let begun_len = if self.pieces.has_long_sums() { c_len } else { 0 };
         with_buffers([begun_len + if in_runs { 2 * c_len } else { c_len }, w_len + outputs_len], |c, buffer| {
             let (begun, c) = c.split_at_mut(begun_len);
-            let begun = bytemuck::cast_slice_mut::<f32, WholeSums>(begun);
+            let begun = bytemuck::cast_slice_mut::<f32, Sums>(begun);
             let (c, all) = c.split_at_mut(c_len);
             let (buffer, outputs) = buffer.split_at_mut(w_len);
             let outputs: &mut [O::Outputs] = bytemuck::cast_slice_mut(outputs);
@@ -381,44 +365,47 @@ impl<O: Operands> Product<'_, O> {
         (block, outputs): (&[Piece], &[O::Outputs]),
         w: [&[u8]; 2],
         rows: usize,
-        (begun, c): (&mut [WholeSums], &mut [f32]),
+        (begun, c): (&mut [Sums], &mut [f32]),
     ) {
         let row_tiles = 2 * rows..self.row_tiles.min(2 * rows + 2);
         let (mut sums, mut set) = (Sums([[0; 16]; 2 * ROWS]), Set::First);
         let (mut before, (halves, _)) = (None, c.as_chunks_mut::<{ ROWS * TILE }>());
-        let mut add = |set: Set, (piece, outputs, at, half): (&Piece, &O::Outputs, usize, usize)| {
-            tiles.store(set, &mut sums);
-            if let Some(begun) = begun.get_mut(half).filter(|_| !(piece.begins && piece.ends)) {
-                // SAFETY: `select` found AMX, which no processor has without AVX-512.
-                unsafe { join(&mut sums, begun, piece) };
-            }
+        let mut finish = |set: Set, begun: &mut [Sums], (piece, outputs, at, half): (&Piece, _, _, usize)| {
             if piece.ends {
+                tiles.store(set, &mut sums);
                 self.add(&sums, outputs, at, &mut halves[half]);
+            } else {
+                tiles.store(set, &mut begun[half]);
             }
         };
         for (piece, outputs) in block.iter().zip(outputs) {
             for (half, row_tile) in row_tiles.clone().enumerate() {
+                // No two pieces of a sum lie in one block: it was stored.
+                if piece.begins {
+                    tiles.zero(set)
+                } else {
+                    tiles.load(set, &begun[half])
+                }
                 self.multiply(tiles, piece, (row_tile, w, block[0].step), set);
                 set = set.other();
                 let at = (row_tile * self.spans + piece.span) * ROWS;
                 if let Some(before) = before.replace((piece, outputs, at, half)) {
-                    add(set, before);
+                    finish(set, begun, before);
                 }
             }
         }
         if let Some(before) = before {
-            add(set.other(), before);
+            finish(set.other(), begun, before);
         }
     }
 
-    /// Leaves the products of 16 rows and a piece in a set of sums; w begins with step `first`.
+    /// Adds the products of 16 rows and a piece to a set of sums; w begins with step `first`.
     #[inline]
     fn multiply(&self, tiles: &Tiles, piece: &Piece, (row_tile, w, first): (usize, [&[u8]; 2], usize), set: Set) {
         let (tile, parts) = (self.pieces.tile(), self.pieces.parts);
         let (len, at) = (piece.steps * tile, (piece.step - first) * tile);
         let x = &self.x[self.pieces.x(piece, [row_tile, self.row_tiles])];
         let w = [w[0][at..at + len].as_ptr(), w[1][at..at + len].as_ptr()];
-        tiles.zero(set);
         for part in 0..parts {
             let x = x[part * len..(part + 1) * len].as_ptr();
             // SAFETY: the slices above hold as many tiles; every piece has a place, and so a step.
@@ -467,6 +454,10 @@ mod tests {
                 let begins = pieces.all.iter().filter(|piece| piece.begins).count();
                 assert_eq!([begins, ends], [pieces.sums(); 2], "{name}");
                 assert!(place > 1 || pieces.sums() == w.spans().len(), "{name}");
+                let is_once = |block: &Range<usize>| {
+                    block.clone().all(|i| i == block.start || pieces.all[i].number > pieces.all[i - 1].number)
+                };
+                assert!(pieces.blocks.iter().all(is_once), "no two pieces of a sum lie in one block: {name}");
                 let mut x: Vec<Range<usize>> = (0..3)
                     .flat_map(|t| pieces.all.iter().map(move |piece| (t, piece)))
                     .map(|(t, piece)| pieces.x(piece, [t, 3]))

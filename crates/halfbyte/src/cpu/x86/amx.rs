@@ -20,6 +20,7 @@ pub(in crate::cpu) const ROWS: usize = 16;
 pub(in crate::cpu) const ROW_BYTES: usize = 64;
 
 /// Sums of 16 rows by two tiles of outputs: `[outputs / 16][16][16]`, each an int32 or the bits of an f32.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub(in crate::cpu) struct Sums(pub [[i32; 16]; 2 * ROWS]);
 
@@ -93,6 +94,19 @@ macro_rules! multiply {
     };
 }
 
+/// Loads a set of sums.
+macro_rules! load {
+    ($left:literal, $right:literal, $at:expr) => {
+        asm!(
+            concat!("tileloadd ", $left, ", [{at} + {line}]"),
+            concat!("tileloadd ", $right, ", [{at} + {line} + 1024]"),
+            at = in(reg) $at,
+            line = in(reg) ROW_BYTES,
+            options(nostack, readonly),
+        )
+    };
+}
+
 /// Stores a set of sums.
 macro_rules! store {
     ($left:literal, $right:literal, $at:expr) => {
@@ -132,6 +146,19 @@ impl Tiles {
             match set {
                 Set::First => asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem)),
                 Set::Second => asm!("tilezero tmm2", "tilezero tmm3", options(nostack, nomem)),
+            }
+        }
+    }
+
+    /// Loads a set of sums that were stored.
+    #[inline]
+    pub fn load(&self, set: Set, sums: &Sums) {
+        let at = sums.0.as_ptr();
+        // SAFETY: the tiles are set up (`self`); two tiles of 16 rows of 64 bytes are the whole of `sums`.
+        unsafe {
+            match set {
+                Set::First => load!("tmm0", "tmm1", at),
+                Set::Second => load!("tmm2", "tmm3", at),
             }
         }
     }
