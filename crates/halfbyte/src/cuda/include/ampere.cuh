@@ -251,11 +251,21 @@ template <bool UNSIGNED> DEV void mma_sync_int8_m8(int* c, u32 a, u32 b) {
         : "+r"(c[0]), "+r"(c[1])
         : "r"(a), "r"(b));
 }
-// c += A * B, m16n8k16 of signed bytes, 32-bit integer sums.
-DEV void mma_sync_int8_k16(int* c, u32 a0, u32 a1, u32 b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(b));
+// c += A * B, m16n8k16 of bytes, A signed or unsigned, B signed, 32-bit integer sums; on sm_75 8 rows at a time.
+template <bool UNSIGNED> DEV void mma_sync_int8_k16(int* c, u32 a0, u32 a1, u32 b) {
+#if __CUDA_ARCH__ < 800
+  mma_sync_int8_m8<UNSIGNED>(c, a0, b);
+  mma_sync_int8_m8<UNSIGNED>(c + 2, a1, b);
+#else
+  if constexpr (UNSIGNED)
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+#endif
 }
 // c += A * B, m16n8k32 of bytes, A signed or unsigned, B signed, 32-bit integer sums; on sm_75 8 rows and 16 columns at
 // a time.

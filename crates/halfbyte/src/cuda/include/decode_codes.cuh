@@ -63,7 +63,7 @@ DEV void look_up(u32 word, u32 (&codes)[2]) {
                            __byte_perm(TABLE_2, TABLE_3, lower >> (16 * i)), upper >> (16 * i));
 }
 // The words of a k16 step out of those of STEPS: one of 4-bit codes, which those of 2 and 3 become, or two of bytes,
-// which codes of 5 and 6 bits and of a TABLE become.
+// which codes of 5 and 6 bits and of a TABLE become; where RAISED, 128 is the zero of symmetric ones.
 template <int STEPS, bool RAISED = false> DEV void words_of_step(const u32* q, int step, u32 (&words)[FIELD / 4]) {
   if constexpr (TABLE) {
     u32 codes[2];
@@ -79,10 +79,11 @@ template <int STEPS, bool RAISED = false> DEV void words_of_step(const u32* q, i
   } else if constexpr (BITS < 4) {
     words[0] = widened<RAISED>(q[step / 2], BITS == 3 ? q[lower_words(STEPS) + step / 4] : 0, step);
   } else if constexpr (BITS == 6) {
+    constexpr u32 UP = RAISED && !FROM_ZERO ? (128 - MIDDLE) * 0x01010101u : 0;
     const u32 low = q[step], high = q[STEPS + step / 2];
     const u32 upper[2] = {step % 2 ? high : high << 4, step % 2 ? high >> 2 : high << 2};
 #pragma unroll
-    for (int i = 0; i < 2; i++) words[i] = and_or(upper[i], 0x30303030, (i ? low >> 4 : low) & 0x0f0f0f0f);
+    for (int i = 0; i < 2; i++) words[i] = and_or(upper[i], 0x30303030, (i ? low >> 4 : low) & 0x0f0f0f0f) + UP;
   } else {
 #pragma unroll
     for (int i = 0; i < FIELD / 4; i++) words[i] = q[step * (FIELD / 4) + i];

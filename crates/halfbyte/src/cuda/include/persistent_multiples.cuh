@@ -110,7 +110,7 @@ DEV void multiply_unit(u32 at, u32 lane, const u32 (&b)[8], const SumsOfDigits& 
         of_offsets[0] += int(word >> 6 & 63) * digits.v[g], of_offsets[1] += int(word >> 22 & 63) * digits.v[g];
       } else {
         const int g = 4 * half + i;
-        mma_sync_int8_k16(c, r[i], r8[i], b[g]);
+        mma_sync_int8_k16<false>(c, r[i], r8[i], b[g]);
         const u32 word = words[g / 2] ^ 0x80808080;
         factor = signed_byte(word, g % 2 * 2), factor8 = signed_byte(word, g % 2 * 2 + 1);
       }

@@ -20,7 +20,7 @@ struct Target {
   float* offsets;  // likewise, where there are any
   u64 m, k, pitch, piece_pitch, row_pitch;
   u32 group, groups;  // group: columns of codes from a group to the next, a multiple of 16
-  u32 piece, pieces;  // piece: the group; or a part of it, 32, 64 or 128 columns
+  u32 piece, pieces;  // piece: the group; or a part of it, 16, 32, 64 or 128 columns
   u32 threads, rows;  // of a row in a block, rows of a block; where a block has one group, at least its threads and 1
   u32 blocks;  // of a row
   u32 padding;  // of this struct

@@ -26,8 +26,8 @@ constexpr int STAGE_GROUPS = GROUPS, STAGE_CODES = UNIT_CODES, STAGE_ZEROS = ZER
 constexpr int X_BYTES = 1, TERMS = 1 + FROM_ZERO + OFFSET;
 constexpr bool TERMS_BY_TOKEN = false;
 constexpr bool PADDED = true;  // rows of codes have zeros up to a multiple of 128
-constexpr int BOX = NT * 128, STAGE_X = BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES,
-              STAGE_TERMS = SUM_GROUPS * TERMS * NT * 4;
+constexpr int BOX = NT * 128, STAGE_X = BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES, GROUP_TERMS = TERMS * NT * 4,
+              STAGE_TERMS = SUM_GROUPS * GROUP_TERMS;
 constexpr int W_PIECES = STAGE_W / 16, X_PIECES = NT * 8;  // of 16 bytes
 // Tokens that are multiplied at once, and how many times a unit has as many: a stage is filled a part in each of them.
 constexpr int WIDTH = NT < 16 ? NT : 16, PARTS = NT / WIDTH;

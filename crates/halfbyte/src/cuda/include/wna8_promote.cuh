@@ -11,7 +11,7 @@
 constexpr float UNIT = FIELD == 4 && !FACTORS && !FROM_ZERO ? 0.0625f : 1.f,
                 UNIT_8 = FIELD == 4 && !FACTORS ? 0.0625f : 1.f;
 constexpr int ZERO_8 = FIELD == 4 ? 16 : 1;  // what a zero point's 1 is in bytes of R+8
-static_assert(FIELD == 4 || FROM_ZERO || MIDDLE == 128, "bytes around 128");
+static_assert(FIELD == 4 || FROM_ZERO || MIDDLE == 128 || BITS == 6, "bytes around 128");
 // The bytes of rows R and R+8 of one k16 step.
 template <int STEPS> DEV void decode_bytes(const u32* words, int step, u32& r, u32& r8) {
   u32 q[FIELD / 4];
@@ -79,10 +79,15 @@ struct ByteSums {
     const int c = 2 * (lane & 3);
     return (c < there) | (c + 8 < there) << 8 | (c + 1 < there) << 16 | (c + 9 < there) << 24;
   }
+  // Of a k16 step, and of both of a k32 step.
+  __device__ __forceinline__ void add(u32 v, u32 v8, int there, int lane) {
+    const u32 those = ones(there, lane);
+    r = add(v, those, r);
+    r8 = add(v8, those, r8);
+  }
   __device__ __forceinline__ void add(const u32 (&a)[4], int there, int lane) {
-    const u32 low = ones(there, lane), high = ones(there - 16, lane);
-    r = add(a[0], low, add(a[2], high, r));
-    r8 = add(a[1], low, add(a[3], high, r8));
+    add(a[2], a[3], there - 16, lane);
+    add(a[0], a[1], there, lane);
   }
   DEV int quad(int v) {
     v += __shfl_xor_sync(0xffffffffu, v, 1);
@@ -121,8 +126,9 @@ DEV RowGroup load_row_group([[maybe_unused]] u32 params, [[maybe_unused]] int gr
                             [[maybe_unused]] u32 scales, [[maybe_unused]] u32 zeros) {
   if constexpr (MULTIPLES) {
     const Multiples all = Multiples::load(params, pair);
-    const u32 word = load_shared(params + words_of_pair(pair) + group * 4);
-    return row_group(scale_pair(word, all.halves(), 0), 0, offset_pair(word, all.of_offsets, 0));
+    const u32 word = load_shared(params + words_of_pair(pair) + word_of_group(group) * 4);
+    return row_group(scale_pair(word, all.halves(), group), 0,
+                     W_OFFSET ? offset_pair(word, all.of_offsets, group) : RowPair{});
   } else {
     return row_group(load_row_pair(scales), ZERO ? load_shared_u16(zeros) : 0,
                      W_OFFSET ? load_row_pair(zeros) : RowPair{});

@@ -25,7 +25,7 @@ const MOST_THREADS: usize = 1024;
 const FEW_ROWS: usize = 128;
 
 /// Columns of a group's parts.
-const PARTS: [usize; 3] = [32, 64, 128];
+const PARTS: [usize; 4] = [16, 32, 64, 128];
 
 /// Columns that codes are padded to, and those of pixels.
 const STEP: usize = 128;
@@ -43,7 +43,7 @@ pub struct Form {
     pub k: usize,
     /// Columns of a group: a multiple of 16, or all of a row.
     pub group: usize,
-    /// Columns that each set of terms is for: the group, or 32, 64 or 128 columns that divide it, where sums of parts of a
+    /// Columns that each set of terms is for: the group, or 16, 32, 64 or 128 columns that divide it, where terms of parts of a
     /// group are asked for. Their scales and offsets are those of the group.
     pub piece: usize,
     /// With the sums of codes.

@@ -54,8 +54,9 @@ pub(super) fn gemm_form(held: Option<Atom>, problem: &Problem) -> Answer<Form> {
 /// How the codes of x lie.
 pub(super) fn x_form(problem: &Problem, Form { atom, terms, .. }: &Form) -> QuantizedForm {
     let group = problem.format.map_or(problem.k, |format| format.weight.activation_group().len(problem.k)).max(1);
-    // Zero points and offsets need the sums of an atom's groups, which may be parts of one.
-    let piece = if terms.sums && atom.group > 0 { atom.group } else { group };
+    // Zero points and offsets need the sums of an atom's groups, which may be parts of one. So many groups of 16 are none that a
+    // ratio counts.
+    let piece = if (terms.sums && atom.group > 0) || atom.group == 16 { atom.group } else { group };
     QuantizedForm { m: problem.m, k: problem.k, group, piece, sums: terms.sums, offsets: terms.offsets, pixels: false }
 }
 

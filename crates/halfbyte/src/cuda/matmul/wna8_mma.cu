@@ -10,6 +10,7 @@
 //       codes of x by ldmatrix; integers of the group from nothing, promoted at once:
 //           sum += sx (s (acc - z X) + o X) + ox (s S + o length)
 // Tokens come inside k, so that the integers are those of one part and not of all tokens.
+//   Groups of 16 are multiplied two by two, each by m16n8k16.
 //   Where a row has one scale, alone or above factors of groups, which make bytes of codes: integers of a whole piece
 //   of k stay in registers and are promoted once.
 // Integers are exact; fp32 sums are in one order, so where tiles are cut alone decides their bits.
@@ -17,7 +18,9 @@
 #include "cp_async_ring.cuh"
 #include "wna8_promote.cuh"
 
-constexpr int RUN = SUM_GROUP ? SUM_GROUP : 128, K32 = RUN / 32,
+constexpr bool SIXTEENS = SUM_GROUP == 16;
+constexpr int RUN_GROUPS = SIXTEENS ? 2 : 1;  // whose sums are scaled apart, in one run
+constexpr int RUN = SUM_GROUP ? RUN_GROUPS * SUM_GROUP : 128, K32 = RUN / 32,
               RUNS = 128 / RUN;  // columns multiplied in one run, steps of it, runs of a unit
 constexpr bool AHEAD =
     FIELD == 4 && SUM_GROUP != 0 && NT >= 64;  // words of the next run are loaded before the last products of this one
@@ -89,7 +92,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
   for (left *= RUNS; left > 0; left--, columns -= RUN) {
     if (!AHEAD && run == 0) r.open();
     Fragments a[STRIPS];
-    RowGroup rows[STRIPS];
+    RowGroup rows[STRIPS][RUN_GROUPS];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
       if constexpr (AHEAD)
@@ -102,26 +105,39 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
     }
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
-      if constexpr (SUM_GROUP != 0) {
-        rows[p] = load_group(warp, r.stage, p, run);
-        bytes[p] = {0, 0};
-      }
-      if constexpr (OFFSET) {
+      if constexpr (SUM_GROUP != 0)
+#pragma unroll
+        for (int h = 0; h < RUN_GROUPS; h++) rows[p][h] = load_group(warp, r.stage, p, run * RUN_GROUPS + h);
+      if constexpr (OFFSET && SUM_GROUP == 0)
 #pragma unroll
         for (int j = 0; j < K32; j++) bytes[p].add(a[p][j], columns - 32 * j, lane);
-        if constexpr (SUM_GROUP != 0) bytes[p].scaled(rows[p], min(max(columns, 0), GROUP));
-      }
+      if constexpr (OFFSET && SUM_GROUP != 0)
+#pragma unroll
+        for (int h = 0; h < RUN_GROUPS; h++) {
+          bytes[p] = {0, 0};
+          const int first = h * SUM_GROUP;
+          if constexpr (SIXTEENS) {
+            bytes[p].add(a[p][0][2 * h], a[p][0][2 * h + 1], columns - first, lane);
+          } else {
+#pragma unroll
+            for (int j = 0; j < K32; j++) bytes[p].add(a[p][j], columns - 32 * j, lane);
+          }
+          bytes[p].scaled(rows[p][h], min(max(columns - first, 0), SUM_GROUP));
+        }
     }
-    const u32 terms = r.w + STAGES * STAGE_W + r.stage * STAGE_TERMS + run * (TERMS * NT * 4);
+    const u32 terms = r.w + STAGES * STAGE_W + r.stage * STAGE_TERMS + run * (RUN_GROUPS * GROUP_TERMS);
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
       Columns b;
       load_columns(b, warp, r.stage, run, i);
       if (RUNS == 1 || run == 0) r.copy(g, i);
-      TokenTerms x[WIDTH / 8];  // loaded before the products, which hide how long that takes
+      TokenTerms x[RUN_GROUPS][WIDTH / 8];  // loaded before the products, which hide how long that takes
       if constexpr (SUM_GROUP != 0)
 #pragma unroll
-        for (int e = 0; e < WIDTH / 8; e++) x[e] = token_terms(terms, i * (WIDTH / 8) + e, lane & 3);
+        for (int h = 0; h < RUN_GROUPS; h++)
+#pragma unroll
+          for (int e = 0; e < WIDTH / 8; e++)
+            x[h][e] = token_terms(terms + h * GROUP_TERMS, i * (WIDTH / 8) + e, lane & 3);
       if (i == PARTS - 1) {
         if (++run == RUNS) {
           run = 0;
@@ -130,18 +146,26 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
         if (AHEAD && left > 1) load_ahead();
       }
 #pragma unroll
-      for (int j = 0; j < K32; j++)
+      for (int h = 0; h < RUN_GROUPS; h++) {
 #pragma unroll
-        for (int e = 0; e < WIDTH / 8; e++)
+        for (int j = 0; j < K32; j++)
 #pragma unroll
-          for (int p = 0; p < STRIPS; p++)
-            mma_sync_int8<FROM_ZERO>(acc[p] + (SUM_GROUP ? 0 : i * (WIDTH / 2)) + 4 * e, a[p][j], b[j][e][0],
-                                     b[j][e][1]);
-      if constexpr (SUM_GROUP != 0)
+          for (int e = 0; e < WIDTH / 8; e++)
 #pragma unroll
-        for (int e = 0; e < WIDTH / 8; e++)
+            for (int p = 0; p < STRIPS; p++) {
+              int* to = acc[p] + (SUM_GROUP ? 0 : i * (WIDTH / 2)) + 4 * e;
+              if constexpr (SIXTEENS)
+                mma_sync_int8_k16<FROM_ZERO>(to, a[p][j][2 * h], a[p][j][2 * h + 1], b[j][e][h]);
+              else
+                mma_sync_int8<FROM_ZERO>(to, a[p][j], b[j][e][0], b[j][e][1]);
+            }
+        if constexpr (SUM_GROUP != 0)
 #pragma unroll
-          for (int p = 0; p < STRIPS; p++) promote_block(sum[p] + i * (WIDTH / 2) + 4 * e, acc[p], e, rows[p], x[e]);
+          for (int e = 0; e < WIDTH / 8; e++)
+#pragma unroll
+            for (int p = 0; p < STRIPS; p++)
+              promote_block(sum[p] + i * (WIDTH / 2) + 4 * e, acc[p], e, rows[p][h], x[h][e]);
+      }
     }
   }
   if constexpr (SUM_GROUP == 0) {

@@ -81,6 +81,14 @@ fn instances(arch: Arch) -> Vec<Instance> {
             Float::F16,
             Activation::Relu6,
         ),
+        (Atom { group: 16, ..atom }, Terms { offsets: true, ..plain }, Float::F32, Activation::None),
+        (
+            Atom { bits: 2, offset: true, group: 16, scale: Float::F32, multiples: true, ..atom },
+            all,
+            Float::F32,
+            Activation::None,
+        ),
+        (Atom { bits: 6, group: 16, scale: Float::F32, multiples: true, ..atom }, plain, Float::F32, Activation::None),
     ];
     let few = others.into_iter().flat_map(|(atom, terms, out, activation)| of(least, atom, terms, out, activation));
     let forms = [

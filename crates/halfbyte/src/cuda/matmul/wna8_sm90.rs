@@ -23,7 +23,7 @@ use crate::cuda::schedule::{Cuts, Schedule};
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::tiled::{Form, Tile};
 use crate::error::Result;
-use crate::kernel::{Activation, Problem};
+use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use config::Config;
@@ -99,7 +99,11 @@ impl Gemm for Wna8Sm90 {
     type Grouped = GroupedArguments;
 
     fn form(held: Option<Atom>, problem: &Problem) -> Answer<Form> {
-        wna8::gemm_form(held, problem)
+        let form = wna8::gemm_form(held, problem)?;
+        match form.atom.group {
+            16 => Err(Reason("multiplies groups of a multiple of 32".into())),
+            _ => Ok(form),
+        }
     }
 
     fn config(form: &Form, shape: [usize; 3], caps: &Caps, _: bool) -> Config {

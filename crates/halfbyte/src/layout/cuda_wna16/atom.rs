@@ -59,21 +59,13 @@ impl Atom {
         multiples: false,
     };
 
-    /// The form for what becomes of activations: with exact ones scales of two levels are f32 ones; integer products have 32 columns.
+    /// The form for what becomes of activations: with exact ones scales of two levels are f32 ones.
     /// Error: there is none, and why.
     pub fn of_format(Format { weight, act }: Format, k: usize) -> Result<Self> {
         if act.is_quantized() && weight.channel_scale.is_some() {
             return Self::of_levels(weight, k);
         }
-        let atom = Self::of_any(weight, k)?;
-        match act.is_quantized() && atom.group == 16 {
-            true => Err(Error::invalid(
-                OP,
-                "groups of a multiple of 32, for quantised activations",
-                weight.group.to_string(),
-            )),
-            false => Ok(atom),
-        }
+        Self::of_any(weight, k)
     }
 
     /// The form for a format with scales in any type, offsets, and groups of a multiple of 16: [`Atom::is_wide`] tells whether it is

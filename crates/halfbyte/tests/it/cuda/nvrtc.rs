@@ -300,7 +300,7 @@ fn every_choice_for_codes_compiles_without_spills() {
 #[ignore = "minutes; run with: cargo test --test it -- --ignored every_product_by_mma_sync"]
 fn every_product_by_mma_sync_compiles_without_spills() {
     let Some(nvrtc) = nvrtc() else { return };
-    const QUANTIZED: [&str; 19] = [
+    const QUANTIZED: [&str; 24] = [
         "w4a8-g128-si8",
         "w4a8-g64-asym-si8",
         "w4a8-g32-xasym-sbf16-si8",
@@ -320,6 +320,11 @@ fn every_product_by_mma_sync_compiles_without_spills() {
         "w3a8-g128-asym",
         "w2a8-g64-asym",
         "w8a8-g32-float-xasym",
+        "w4a8-g16-asym-xasym",
+        "w8a8-g16-sf32",
+        "w3a8-g16-xasym-sf32",
+        "w2a8-g16-float-xasym-sf32",
+        "w8a8-g48-float",
     ];
     let names = formats_of_atoms().into_iter().chain(WIDE.into_iter().chain(QUANTIZED).map(String::from));
     let names: Vec<String> = names.collect();

@@ -64,8 +64,9 @@ impl Bench<'_> {
 fn forms() -> Vec<QuantizedForm> {
     let mut forms = Vec::new();
     for (i, k) in [128, 384, 1000, 4096, 4100, 20].into_iter().enumerate() {
-        for (j, [group, piece]) in
-            [[32, 32], [128, 128], [256, 64], [16, 16], [512, 128], [768, 768], [k, k]].into_iter().enumerate()
+        for (j, [group, piece]) in [[32, 32], [128, 128], [256, 64], [16, 16], [48, 16], [512, 128], [768, 768], [k, k]]
+            .into_iter()
+            .enumerate()
         {
             let (m, sums, offsets) = ([1, 5, 33][(i + j) % 3], (i + j) % 2 == 0, j % 2 == 0);
             forms.push(QuantizedForm { m, k, group, piece, sums, offsets, pixels: false });

@@ -1,4 +1,4 @@
-//! The kernel for quantised activations from sm_80 on: against the reference, and what the tests of all kernels do not reach.
+//! The kernel for quantised activations from sm_75 on: against the reference, and what the tests of all kernels do not reach.
 
 use super::gpus;
 use super::products::{Bench, TYPES, WIDE, caps, check, formats_of_atoms, reference_of};
@@ -53,6 +53,10 @@ fn every_configuration_and_cut_is_within_the_bound() {
             ("w3a8-g128-asym", Float::BF16),
             ("w4a8-g128-asym-si8", Float::F16),
             ("w4a8-g32-xasym-sbf16-si8", Float::BF16),
+            ("w4a8-g16-asym-xasym", Float::F16),
+            ("w8a8-g16-sf32", Float::BF16),
+            ("w2a8-g16-float-xasym-sf32", Float::F16),
+            ("w3a8-g48-sbf16", Float::F32),
         ] {
             let format = parse(name);
             let out = if x_type == Float::F32 { Float::F16 } else { x_type };
@@ -93,6 +97,7 @@ fn an_invariant_row_has_the_same_bits_whatever_m_and_the_configuration_are() {
             ("w8a8-g32-asym-xasym", [600, 2560], true),
             ("w4a8-xasym", [300, 1000], false),
             ("w8a8-g64", [70, 264], false),
+            ("w8a8-g16-xasym-sf32", [600, 2560], true),
         ] {
             let format = parse(name);
             let (atom, terms) = form(name, k);
@@ -214,8 +219,14 @@ fn it_serves_what_the_kernel_for_hopper_does_on_all_other_processors() {
     for name in ["w4a8-g32-float-sf32", "w3a8-g64-asym", "w8a8-float-xasym", "w2a8-g64-asym"] {
         assert_eq!(of("sm_89", name, 1000).as_deref(), Ok("wna8_mma"), "{name}");
     }
-    for name in ["w8a8-g16-sf32", "w4a8-g100-asym"] {
+    for name in ["w4a8-g20", "w4a8-g100-asym"] {
         assert_eq!(of("sm_89", name, 1000).as_deref(), Ok("simt"), "{name}");
+    }
+    // Groups of 16 by this kernel on Hopper too.
+    for name in ["w8a8-g16-sf32", "w4a8-g16", "w3a8-g48-asym", "w2a8-g16-float-xasym-sf32"] {
+        for arch in ["sm_75", "sm_80", "sm_89", "sm_90a"] {
+            assert_eq!(of(arch, name, 1000).as_deref(), Ok("wna8_mma"), "{arch} {name}");
+        }
     }
     assert_eq!(of("sm_80", "w8a8", 1 << 17).as_deref(), Ok("simt"));
     let problem = Problem { format: Some(parse("w4a16-g128")), x: Float::F16, y: Float::F16, m: 3, n: 70, k: 1000 };
