@@ -22,6 +22,7 @@ pub struct Checkpoint {
     tensors: Vec<Tensor>,
     by_name: HashMap<String, usize>,
     findings: Vec<Finding>,
+    unread: Vec<String>,
     container: Container,
 }
 
@@ -92,6 +93,9 @@ pub struct TensorInfo<'a> {
     pub file: &'a Path,
 }
 
+/// Tensors of all files together, those of experts apart.
+pub(crate) const MOST_TENSORS: usize = 1 << 19;
+
 /// What is opened in a folder without safetensors files.
 const OTHER_FILES: &[&str] = &["model.gguf", "model.onnx"];
 
@@ -146,6 +150,7 @@ impl Checkpoint {
             tensors: Vec::new(),
             by_name: HashMap::new(),
             findings: Vec::new(),
+            unread: Vec::new(),
             container: Container::Plain,
         }
     }
@@ -224,9 +229,13 @@ impl Checkpoint {
         self.files[file].map.bytes().len()
     }
 
-    /// Adds a tensor. Error: there is one of this name.
+    /// Adds a tensor. Errors: there is one of this name, or more than [`MOST_TENSORS`] in all.
     pub(crate) fn add_tensor(&mut self, tensor: Tensor) -> Result<()> {
         let at = self.tensors.len();
+        if at == MOST_TENSORS {
+            let what = format!("expected at most {MOST_TENSORS} tensors, those of experts apart");
+            return Err(Error::malformed(&self.files[tensor.file].path, what));
+        }
         if let Some(before) = self.by_name.insert(tensor.name.clone(), at) {
             let other = &self.files[self.tensors[before].file].path;
             let what = format!("tensor `{}` lies in {} too", tensor.name, other.display());
@@ -239,6 +248,16 @@ impl Checkpoint {
     /// Notes something odd.
     pub(crate) fn add_finding(&mut self, finding: Finding) {
         self.findings.push(finding);
+    }
+
+    /// Notes a tensor that is in a file and not here.
+    pub(crate) fn add_unread(&mut self, name: &str) {
+        self.unread.push(name.to_owned());
+    }
+
+    /// Tensors of types that no other file has, which were left out.
+    pub fn unread(&self) -> &[String] {
+        &self.unread
     }
 
     /// The path that was opened.

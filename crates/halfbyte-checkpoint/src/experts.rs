@@ -15,7 +15,7 @@
 
 mod packed;
 
-use crate::checkpoint::{Place, Tensor};
+use crate::checkpoint::{MOST_TENSORS, Place, Tensor};
 use crate::scheme::mxfp4::{GROUP, GROUP_BYTES};
 use std::collections::HashMap;
 
@@ -59,7 +59,8 @@ struct Part {
     first: usize,
 }
 
-/// The tensors of a checkpoint, with experts apart. Error: codes and scales that do not fit each other.
+/// The tensors of a checkpoint, with experts apart, or as many of them as show that there are too many. Error: codes and scales that
+/// do not fit each other.
 pub(crate) fn apart(tensors: Vec<Tensor>) -> Result<Vec<Tensor>, Misfit> {
     let mut stacks = stacks(&tensors);
     stacks.extend(packed::stacks(&tensors)?);
@@ -68,6 +69,9 @@ pub(crate) fn apart(tensors: Vec<Tensor>) -> Result<Vec<Tensor>, Misfit> {
     }
     let mut out = Vec::with_capacity(tensors.len());
     for tensor in tensors {
+        if out.len() > MOST_TENSORS {
+            break;
+        }
         let found = tensor.name.rsplit_once('.').and_then(|(prefix, last)| Some((*stacks.get(prefix)?, prefix, last)));
         let views = found.and_then(|(stack, prefix, last)| stack.views(&tensor, prefix, last));
         match views {
@@ -173,16 +177,22 @@ impl Stack {
 #[cfg(test)]
 mod tests {
     use crate::Checkpoint;
+    use crate::error::Result;
     use crate::safetensors::{DType, TensorSpec, create};
 
     fn read(tensors: &[(&str, &[usize])]) -> Checkpoint {
+        read_layers(1, tensors).unwrap()
+    }
+
+    fn read_layers(layers: usize, tensors: &[(&str, &[usize])]) -> Result<Checkpoint> {
         let dir = tempfile::tempdir().unwrap();
-        let named = |(name, shape): &(&str, &[usize])| TensorSpec {
-            name: format!("layers.0.mlp.experts.{name}"),
+        let named = |layer: usize, (name, shape): &(&str, &[usize])| TensorSpec {
+            name: format!("layers.{layer}.mlp.experts.{name}"),
             dtype: DType::F32,
             shape: shape.to_vec(),
         };
-        let specs: Vec<_> = tensors.iter().map(named).collect();
+        let of_layer = |layer| tensors.iter().map(move |tensor| named(layer, tensor));
+        let specs: Vec<_> = (0..layers).flat_map(of_layer).collect();
         let mut writer = create(dir.path(), &specs, u64::MAX).unwrap();
         for spec in &specs {
             let numbers = 0..spec.shape.iter().product::<usize>();
@@ -190,7 +200,17 @@ mod tests {
             writer.write(&spec.name, &bytes).unwrap();
         }
         writer.finish().unwrap();
-        Checkpoint::open(dir.path()).unwrap()
+        Checkpoint::open(dir.path())
+    }
+
+    /// Few bytes of a file become many tensors.
+    #[test]
+    fn more_experts_than_all_models_have_are_refused() {
+        let [most, layer]: [&[(&str, &[usize])]; 2] = [4096, 8]
+            .map(|n| &*vec![("gate_up_proj", &*vec![n, 2, 1].leak()), ("down_proj", &*vec![n, 1, 1].leak())].leak());
+        assert_eq!(read_layers(3, layer).unwrap().tensors().count(), 3 * 8 * 3);
+        let error = read_layers(44, most).unwrap_err().to_string();
+        assert!(error.contains("at most 524288 tensors, those of experts apart"), "{error}");
     }
 
     fn floats(checkpoint: &Checkpoint, name: &str) -> (Vec<usize>, Vec<f32>) {

@@ -350,6 +350,11 @@ pub fn open_with(path: &Path, hint: Hint) -> Result<Weights> {
             ),
         )),
         Err(e) => Err(Failure::io("open", path, &e)),
+        Ok(_) if is_parts(path) => Err(Failure::usage(
+            format!("{} holds the parts of ranks", path.display()),
+            "each of them has a part of every tensor",
+            format!("give the model that they were written from, or {} for one of them", Part::folder(0)),
+        )),
         Ok(_) => Ok(Weights::open_with(path, hint)?),
     }
 }

@@ -49,7 +49,7 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
         }
     }
 
-    let staging = Staging::create(job.target, job.overwrite, source.folder())?;
+    let staging = Staging::create(job.target, job.overwrite, source)?;
     let mut findings = Vec::new();
     let create = |specs: &[TensorSpec], shard| safetensors::create(staging.path(), specs, shard);
     let written = write_steps(&mut job, create, steps, |step, writer| {
@@ -73,13 +73,7 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
         Ok(())
     })?;
     let folder = complete(&job, staging, config)?;
-    Ok(Written {
-        path: folder,
-        tensor_bytes: written.tensor_bytes,
-        quantized: 0,
-        findings,
-        left_out: owners.activations,
-    })
+    Ok(Written { path: folder, tensor_bytes: written.tensor_bytes, quantized: 0, findings, left_out: owners.left_out })
 }
 
 /// What a module stands for, as bytes of `dtype`.

@@ -85,7 +85,7 @@ pub fn check_target(source: &Weights, target: &Path, form: Target, overwrite: bo
     check_side_files(source)?;
     match form {
         Target::Gguf => Staging::create_for_file(target, overwrite, source, GGUF_FILE).map(drop),
-        _ => Staging::create(target, overwrite, source.folder()).map(drop),
+        _ => Staging::create(target, overwrite, source).map(drop),
     }
 }
 
@@ -95,7 +95,7 @@ pub fn look_at_target(source: &Weights, target: &Path, form: Target, overwrite: 
     check_side_files(source)?;
     match form {
         Target::Gguf => Place::of_file(target, overwrite, source, GGUF_FILE)?.check(),
-        _ => Place::of_folder(target, overwrite, source.folder())?.check(),
+        _ => Place::of_folder(target, overwrite, source)?.check(),
     }
 }
 
@@ -130,7 +130,8 @@ pub struct Written {
     pub quantized: usize,
     /// What is odd about the numbers that were written.
     pub findings: Vec<Finding>,
-    /// Tensors of the source that the target does without: what says how activations are rounded, and what follows from the config.
+    /// Tensors of the source that the target does without: what says how activations are rounded, what follows from the config, and what
+    /// is of a type that no other file has (ONNX).
     pub left_out: Vec<String>,
 }
 
@@ -198,14 +199,14 @@ pub fn linears(source: &Weights) -> Result<Vec<Linear<'_>>> {
 struct Owners {
     /// The module, by its place in a list, that a tensor is part of. Others are part of none.
     at: HashMap<String, usize>,
-    /// Those that no weight is read from: they say how activations are rounded.
-    activations: Vec<String>,
+    /// Those that no weight is read from: they say how activations are rounded, or their type is not read.
+    left_out: Vec<String>,
 }
 
 /// The tensors of these modules, each with its place in a list. Errors: those of [`Weights::kind`]; a tensor beside a quantised module that
 /// is named like a part of another scheme's, since it would be read as one where it came beside other parts.
 fn owners<'a>(source: &Weights, modules: impl Iterator<Item = (usize, &'a Linear<'a>)>) -> Result<Owners> {
-    let mut owners = Owners { at: HashMap::new(), activations: Vec::new() };
+    let mut owners = Owners { at: HashMap::new(), left_out: source.checkpoint().unread().to_vec() };
     for (at, module) in modules {
         let (parts, activations) = match source.kind(module.name)? {
             ModuleKind::Quantized(scheme) => {
@@ -226,7 +227,7 @@ fn owners<'a>(source: &Weights, modules: impl Iterator<Item = (usize, &'a Linear
             let tensor = format!("{}.{part}", module.name);
             if source.checkpoint().contains(&tensor) {
                 if activations.contains(part) {
-                    owners.activations.push(tensor.clone());
+                    owners.left_out.push(tensor.clone());
                 }
                 owners.at.insert(tensor, at);
             }

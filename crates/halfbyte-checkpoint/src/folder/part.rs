@@ -128,7 +128,7 @@ pub fn write_part(mut job: Job<'_>, part: &Part, cut: &dyn Fn(&str) -> Option<Cu
         };
         steps.push(Step { name: info.name, task, specs });
     }
-    let staging = Staging::create(job.target, job.overwrite, source.folder())?;
+    let staging = Staging::create(job.target, job.overwrite, source)?;
     let mut findings = Vec::new();
     let create = |specs: &[TensorSpec], shard| safetensors::create(staging.path(), specs, shard);
     let written = write_steps(&mut job, create, steps, |step, writer| {
@@ -179,7 +179,7 @@ pub fn write_part(mut job: Job<'_>, part: &Part, cut: &dyn Fn(&str) -> Option<Cu
     let Part { rank, size, model } = part;
     config.insert(FIELD.into(), json!({ "rank": rank, "size": size, "model": model }));
     let path = complete(&job, staging, config)?;
-    let left_out = owners.activations;
+    let left_out = owners.left_out;
     Ok(Written { path, tensor_bytes: written.tensor_bytes, quantized: quantized.len(), findings, left_out })
 }
 

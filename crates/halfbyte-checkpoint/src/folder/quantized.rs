@@ -114,7 +114,7 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
 
     let touched = |at: usize| formats[at].is_some() || modules[at].source.is_some();
     let owners = owners(source, modules.iter().enumerate().filter(|(at, _)| touched(*at)))?;
-    let mut left_out = owners.activations;
+    let mut left_out = owners.left_out;
     let mut planned = vec![false; modules.len()];
     let mut steps = Vec::new();
     for info in checkpoint.tensors() {
@@ -153,7 +153,7 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
     }
 
     let staging = match form.only_file() {
-        None => Staging::create(job.target, job.overwrite, source.folder())?,
+        None => Staging::create(job.target, job.overwrite, source)?,
         Some(name) => Staging::create_for_file(job.target, job.overwrite, source, name)?,
     };
     let mut act_order = false;

@@ -26,6 +26,8 @@ const OLD: &str = "old";
 /// A target, and what may become of what is there.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
+    /// As it was given, for who reads of it.
+    named: PathBuf,
     target: PathBuf,
     overwrite: bool,
     /// Whose code may be replaced.
@@ -35,18 +37,19 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Errors: it is the source; it has the name of a file, and is no folder yet.
-    pub fn of_folder(target: &Path, overwrite: bool, source: &Path) -> Result<Self> {
+    /// Errors: it is the source, or has a file of it; it has the name of a file, and is no folder yet.
+    pub fn of_folder(target: &Path, overwrite: bool, source: &Weights) -> Result<Self> {
         let of_file = |end: &OsStr| ["gguf", "onnx", "safetensors"].iter().any(|file| end.eq_ignore_ascii_case(file));
         if target.extension().is_some_and(of_file) && !target.is_dir() {
-            let got = format!("{}, the name of a file of another form", target.display());
+            let got = format!("{}, the name of a file: this form is written as a folder", target.display());
             return Err(Error::invalid("write a model", "the name of a folder", got));
         }
-        let target = resolved(target)?;
-        if files::is_same(source, &target) {
-            return Err(is_source(&target));
+        let (named, target) = (target.to_owned(), resolved(target)?);
+        let is_within = |file: PathBuf| file.canonicalize().is_ok_and(|file| file.starts_with(&target));
+        if files::is_same(source.folder(), &target) || inputs(source).any(is_within) {
+            return Err(is_source(&named));
         }
-        Ok(Self { target, overwrite, source: source.to_owned(), only: None })
+        Ok(Self { named, target, overwrite, source: source.folder().to_owned(), only: None })
     }
 
     /// The target itself where that ends like `name`, else the only file in it. Errors: it is the source, or a file of
@@ -54,24 +57,25 @@ impl Place {
     pub fn of_file(target: &Path, overwrite: bool, source: &Weights, name: &'static str) -> Result<Self> {
         let ending = |path: &Path| path.extension().map(|e| e.to_ascii_lowercase());
         if ending(target) != ending(Path::new(name)) || target.is_dir() {
-            return Self::of_folder(target, overwrite, source.folder());
+            return Self::of_folder(target, overwrite, source);
         }
-        let beside = files::names(source.folder()).unwrap_or_default();
-        let read = |name: &str| name == "config.json" || is_side_file(name);
-        let beside =
-            beside.iter().filter(|name| name.to_str().is_some_and(read)).map(|name| source.folder().join(name));
-        let mut inputs = source.checkpoint().files().map(Path::to_owned).chain(beside);
-        if inputs.any(|file| files::is_same(&file, target)) {
+        if inputs(source).any(|file| files::is_same(&file, target)) {
             return Err(is_source(target));
         }
-        Ok(Self { target: resolved(target)?, overwrite, source: PathBuf::new(), only: Some(name) })
+        Self::of_any_file(target, overwrite, name)
+    }
+
+    /// A file, whatever it is made of.
+    fn of_any_file(target: &Path, overwrite: bool, name: &'static str) -> Result<Self> {
+        let (named, target) = (target.to_owned(), resolved(target)?);
+        Ok(Self { named, target, overwrite, source: PathBuf::new(), only: Some(name) })
     }
 
     /// Where it lies, and its name there. Error: it has none.
     fn parts(&self) -> Result<(&Path, &OsStr)> {
         self.target.parent().zip(self.target.file_name()).ok_or_else(|| {
             let expected = "a file or folder with a name";
-            Error::invalid("write a model", expected, self.target.display().to_string())
+            Error::invalid("write a model", expected, self.named.display().to_string())
         })
     }
 
@@ -81,15 +85,15 @@ impl Place {
 
     /// Errors: something is there that may not be replaced, or cannot be; it has no name.
     pub fn check(&self) -> Result<()> {
-        let Self { target, overwrite, source, only } = self;
+        let Self { named, target, overwrite, source, only } = self;
         self.parts()?;
         if !self.is_there() {
             return Ok(());
         }
         refuse_mount(target)?;
-        let refuse = |why: &str| Err(Error::Exists { path: target.clone(), why: why.to_owned() });
+        let refuse = |why: &str| Err(Error::Exists { path: named.clone(), why: why.to_owned() });
         match only {
-            None => replaceable::check(target, target, *overwrite, source),
+            None => replaceable::check(target, named, *overwrite, source),
             Some(_) if target.is_dir() => refuse(", and is a folder"),
             Some(_) if !overwrite => refuse(": choose another file, or ask to overwrite it"),
             Some(_) => Ok(()),
@@ -97,12 +101,22 @@ impl Place {
     }
 }
 
-/// Error: a mount point, which nothing can take the name of.
+/// Files that a model is read from.
+fn inputs(source: &Weights) -> impl Iterator<Item = PathBuf> {
+    let is_read = |name: &OsStr| name.to_str().is_some_and(|name| name == "config.json" || is_side_file(name));
+    let beside = files::names(source.folder()).unwrap_or_default().into_iter().filter(move |name| is_read(name));
+    source.checkpoint().files().map(Path::to_owned).chain(beside.map(|name| source.folder().join(name)))
+}
+
+/// Error: a mount point, or the folder that this process is in, which nothing can take the name of.
 pub(super) fn refuse_mount(target: &Path) -> Result<()> {
-    if !files::is_mount_point(target) {
-        return Ok(());
-    }
-    let got = format!("{}, a mount point: choose a folder in it", target.display());
+    let here = || std::env::current_dir().is_ok_and(|here| files::is_same(&here, target));
+    let what = match files::is_mount_point(target) {
+        true => "a mount point",
+        false if here() => "the folder that this runs in",
+        false => return Ok(()),
+    };
+    let got = format!("{}, {what}: choose a folder in it", target.display());
     Err(Error::invalid("write a model", "a target whose name a new one can take", got))
 }
 
@@ -112,6 +126,8 @@ pub(super) struct Staging {
     room: Room,
     /// The folder to write in.
     path: PathBuf,
+    /// As it was given, for who reads of it.
+    named: PathBuf,
     target: PathBuf,
     /// Whose code may be replaced.
     source: PathBuf,
@@ -126,7 +142,7 @@ pub(super) struct Staging {
 impl Staging {
     /// Makes the folder. Errors: a target that is not a folder, that is the source, a mount point, that holds something
     /// and may not be replaced, or that holds more than a model; another process that writes it; the system's refusal.
-    pub fn create(target: &Path, overwrite: bool, source: &Path) -> Result<Self> {
+    pub fn create(target: &Path, overwrite: bool, source: &Weights) -> Result<Self> {
         Self::begin(Place::of_folder(target, overwrite, source)?)
     }
 
@@ -138,7 +154,7 @@ impl Staging {
 
     /// Makes the folder for a single file, which is `name` there.
     pub fn for_any_file(target: &Path, overwrite: bool, name: &'static str) -> Result<Self> {
-        Self::begin(Place { target: resolved(target)?, overwrite, source: PathBuf::new(), only: Some(name) })
+        Self::begin(Place::of_any_file(target, overwrite, name)?)
     }
 
     fn begin(place: Place) -> Result<Self> {
@@ -151,8 +167,8 @@ impl Staging {
         hidden.push(".tmp");
         let room = Room::open(parent.join(hidden)).inspect_err(|_| files::remove_dirs(&made))?;
         let path = room.path.join(NEW);
-        let Place { target, source, overwrite, only } = place.clone();
-        let this = Self { room, path, target, source, overwrite, only, made, committed: false };
+        let Place { named, target, source, overwrite, only } = place.clone();
+        let this = Self { room, path, named, target, source, overwrite, only, made, committed: false };
         recover(&this.room, &this.target)?;
         if !was_there {
             place.check()?;
@@ -209,11 +225,11 @@ impl Staging {
     /// something that came to the target meanwhile. The target is then what it was, unless only the removal was refused or
     /// the last sync.
     pub fn commit(mut self) -> Result<PathBuf> {
-        let Self { path, target, overwrite, .. } = &self;
+        let Self { path, named, target, overwrite, .. } = &self;
         sync_dir(path)?;
         let exists = |e: std::io::Error| match e.kind() {
             ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty => {
-                Error::Exists { path: target.clone(), why: ": it came there meanwhile".to_owned() }
+                Error::Exists { path: named.clone(), why: ": it came there meanwhile".to_owned() }
             }
             _ => Error::io("rename", target)(e),
         };
@@ -229,13 +245,13 @@ impl Staging {
         sync_dir(files::parent(&self.target))?;
         clear(&self.room, &self.target)?;
         self.committed = true;
-        Ok(std::mem::take(&mut self.target))
+        Ok(std::mem::take(&mut self.named))
     }
 
     /// Puts the new folder in the place of one that is there.
     fn swap(&self) -> Result<()> {
-        let Self { room, path, target, source, .. } = self;
-        let check = |old: &Path| replaceable::check(old, target, true, source);
+        let Self { room, path, named, target, source, .. } = self;
+        let check = |old: &Path| replaceable::check(old, named, true, source);
         match files::exchange(path, target) {
             // Again, for what came into it meanwhile: it is going to be removed.
             Ok(()) => check(path).inspect_err(|_| _ = files::exchange(path, target)),
@@ -295,9 +311,10 @@ fn copy_into(from: &Path, folder: &Path) -> Result<()> {
         .map_err(Error::io("write", &to))
 }
 
-/// The target without links, so that what a link points to is replaced and not the link.
+/// The target without links, so that what a link points to is replaced and not the link, unless that points to nothing.
 pub(super) fn resolved(target: &Path) -> Result<PathBuf> {
-    target.canonicalize().or_else(|_| std::path::absolute(target)).map_err(Error::io("resolve", target))
+    let absolute = || std::path::absolute(target).map(|path| path.components().collect());
+    target.canonicalize().or_else(|_| absolute()).map_err(Error::io("resolve", target))
 }
 
 pub(super) fn is_source(target: &Path) -> Error {

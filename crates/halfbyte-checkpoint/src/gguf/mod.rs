@@ -43,6 +43,7 @@ pub(crate) use names::{RowOrder, reordered};
 pub use names::{gguf_name, gguf_row, has_paired_rows, hf_name, hf_row};
 pub(crate) use rope::is_read;
 pub use rope::rope_factors;
+pub(crate) use tokenizer::MOST_VALUES;
 pub use tokenizer::tokenizer_json;
 pub use types::GgmlType;
 pub use value::{Array, Value};

@@ -4,6 +4,7 @@ use super::model::Model;
 use super::tensor::{Initializer, Place as Stored};
 use crate::checkpoint::{Checkpoint, Container, MappedFile, Place, Tensor};
 use crate::error::Result;
+use crate::files;
 use crate::finding::Finding;
 use crate::mapping::Mapping;
 use std::collections::HashMap;
@@ -26,13 +27,14 @@ pub(crate) fn open_file(path: &Path, checkpoint: &mut Checkpoint) -> Result<()> 
         }
     }
     let model_file = checkpoint.add_file(MappedFile { path: path.to_owned(), map });
-    let folder = path.parent().unwrap_or(Path::new(""));
+    let folder = files::parent(path);
     let mut external: HashMap<String, usize> = HashMap::new();
     for initializer in model.initializers() {
         let Initializer { name, element, shape, place, .. } = initializer;
         let Some(dtype) = element.dtype else {
             let text = format!("is of the type {}, which is not read; it was left out", element.name);
             checkpoint.add_finding(Finding::new(name, text));
+            checkpoint.add_unread(name);
             continue;
         };
         let (file, place) = &match place {

@@ -8,8 +8,8 @@ use crate::config::read_object;
 use crate::error::{Error, Result};
 use crate::folder::converted;
 use crate::gguf::{
-    self, GgmlType, architecture_of, follow_from, gguf_name, has_paired_rows, hf_row, is_frequencies, is_read,
-    metadata_from, pack, reordered, rope_factors, scaled,
+    self, GgmlType, MOST_VALUES, architecture_of, follow_from, gguf_name, has_paired_rows, hf_row, is_frequencies,
+    is_read, metadata_from, pack, reordered, rope_factors, scaled,
 };
 use crate::json::{self, read_small};
 use crate::safetensors::{DType, TensorSpec, cast_floats};
@@ -175,9 +175,6 @@ pub(crate) struct GgufForm {
     tied: bool,
     extra: Vec<(TensorSpec, Vec<u8>)>,
 }
-
-/// Values that a `tokenizer.json` may have: three a merge and one a token, and twice what the largest in the field has.
-const MOST_VALUES: usize = 1 << 22;
 
 impl GgufForm {
     /// Errors: no config or tokenizer; what GGUF cannot say of them, or of the tokens in settings of generation.

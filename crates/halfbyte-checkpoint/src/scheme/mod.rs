@@ -23,6 +23,7 @@ use crate::checkpoint::{Checkpoint, Container};
 use crate::config::{self, Expectation, QuantizationConfig};
 use crate::contents::not_finite;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::finding::Finding;
 use crate::safetensors::{DType, FloatData};
 use halfbyte::{Act, Format, Group, QTensor, StoredTensor, WeightFormat};
@@ -241,7 +242,7 @@ impl Weights {
     pub fn open_with(path: impl AsRef<Path>, hint: Hint) -> Result<Self> {
         let path = path.as_ref();
         let checkpoint = Checkpoint::open(path)?;
-        let folder = if path.is_dir() { path.to_owned() } else { path.parent().unwrap_or(Path::new("")).to_owned() };
+        let folder = if path.is_dir() { path.to_owned() } else { files::parent(path).to_owned() };
         let config = match checkpoint.container() {
             Container::Plain => config::read(&folder)?,
             Container::Onnx(_) | Container::Gguf(_) => None,

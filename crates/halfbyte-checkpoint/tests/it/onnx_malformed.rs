@@ -2,9 +2,10 @@
 
 use crate::onnx::{product, quantized};
 use crate::support::{assert_names, testdata, text_of};
+use halfbyte::Float;
 use halfbyte_checkpoint::onnx::{Blocks, MatMulNBits, Model, Place, TensorBytes, describe, load};
 use halfbyte_checkpoint::safetensors::DType;
-use halfbyte_checkpoint::{Error, Result};
+use halfbyte_checkpoint::{Error, Job, Result, Weights, write_dense};
 use std::path::Path;
 
 /// A number as protocol buffers write it.
@@ -416,4 +417,19 @@ fn initialisers_that_do_not_fit_their_product() {
     let scales = TensorBytes { shape: &[2, 1], bytes: &[0; 4], ..good.scales };
     let found = load(file, &small, &Blocks { weight, scales, zero_points: None, g_idx: None }).unwrap().findings;
     assert_names(&found[0].text, &["power of two"]);
+}
+
+/// What no other file can hold is named by who writes one.
+#[test]
+fn tensors_of_types_that_are_not_read_are_told_where_a_model_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.onnx");
+    let raw = |count: usize| vec![bytes(9, vec![0; count])];
+    let [int4, float] = [initializer("codes", 22, &[4], &raw(2)), initializer("norm.weight", 1, &[4], &raw(16))];
+    std::fs::write(&path, model(&[int4, float])).unwrap();
+    std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+    let source = Weights::open(&path).unwrap();
+    assert_eq!(source.checkpoint().unread(), ["codes"]);
+    let written = write_dense(Job::new(&source, &dir.path().join("dense")), Float::F32).unwrap();
+    assert_eq!(written.left_out, ["codes"]);
 }

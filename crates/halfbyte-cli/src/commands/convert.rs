@@ -22,7 +22,7 @@ use std::time::Instant;
 pub struct Args {
     /// Quantised model.
     model: PathBuf,
-    /// Folder to write.
+    /// Folder to write; with --to gguf a file, if its name ends so.
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// The form of the files [with --tp: native].
@@ -224,7 +224,7 @@ fn human(r: &Converted) -> String {
             0 => String::new(),
             others => format!(" and {others} more"),
         };
-        out += &format!("left out, since no weight is read from them: `{}`{others}\n", escaped(first));
+        out += &format!("left out, as no weight is read from them: `{}`{others}\n", escaped(first));
     }
     if let Some(first) = r.requantized.first() {
         out += &format!(

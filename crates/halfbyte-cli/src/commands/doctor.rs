@@ -237,7 +237,7 @@ fn human(doctor: &Doctor) -> String {
         ("CPU", doctor.cpu.clone()),
         ("instruction sets", sets),
         ("kernels for", format!("{} found, {} used{limit}", doctor.isa_found, doctor.isa_used)),
-        ("bf16 dot products", if doctor.bf16_dot { "yes" } else { "no" }.to_owned()),
+        ("bf16 dot products", if doctor.bf16_dot { "used" } else { "not used" }.to_owned()),
         ("threads", format!("{} of {}", doctor.threads, doctor.threads_available)),
         ("last-level cache", size(doctor.last_level_cache_bytes)),
         ("memory", format!("{}, {} available", size(doctor.memory_bytes), size(doctor.memory_available_bytes))),

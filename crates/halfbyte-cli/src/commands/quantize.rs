@@ -30,7 +30,7 @@ use std::time::Instant;
 pub struct Args {
     /// Dense model folder.
     model: PathBuf,
-    /// Folder to write.
+    /// Folder to write; with --to gguf a file, if its name ends so.
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// Bits a code.
@@ -288,8 +288,8 @@ fn layers<'a>(args: &Args, source: &'a Weights, head: Option<&'a Head>) -> Resul
         if let Err(reason) = target.check(*format, layer.shape) {
             return Err(Failure::usage(
                 format!("`{}` does not fit the form {}", layer.name, target.name()),
-                reason,
-                "choose other options or another form; --quantize with run and eval takes every format, in memory",
+                format!("of {}: {reason}", target.name()),
+                "choose other options, or --to native, which holds every format, as --quantize with run and eval does in memory",
             ));
         }
     }

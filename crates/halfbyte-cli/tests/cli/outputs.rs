@@ -1,6 +1,6 @@
 //! Where results go: never over what is read, through links and pipes, and not beyond the shell's limit.
 
-use crate::support::{copy_of_model, fails, model, output, quiet, text};
+use crate::support::{copy_of_model, fails, halfbyte, json, model, output, quiet, text};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -71,12 +71,61 @@ fn a_form_of_several_files_is_not_written_under_the_name_of_one() {
         &["dequantize", &q, "-o", &path("a.gguf")],
     ] {
         let error = fails(2, args);
-        assert!(error.contains("expected the name of a folder") && error.contains("a file of another form"), "{error}");
+        assert!(error.contains("expected the name of a folder") && error.contains("written as a folder"), "{error}");
         assert_eq!(fs::read_dir(here.path()).unwrap().count(), 1, "{args:?}");
     }
     // What is a folder already may have any name.
     fs::create_dir(path("b.gguf")).unwrap();
     quiet(&["quantize", &m, "-o", &path("b.gguf")]);
+}
+
+/// A model is read, and nothing of it replaced, whatever it is called by.
+#[test]
+fn files_are_called_by_their_names_alone_where_they_lie() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    quiet(&["quantize", &model(), "-o", &path("onnx"), "--to", "onnx"]);
+    quiet(&["quantize", &model(), "-o", &path("gguf/model.gguf"), "--to", "gguf"]);
+    quiet(&["quantize", &model(), "-o", &path("native")]);
+    let run = |folder: &str, args: &[&str]| {
+        let out = halfbyte(args).arg("--quiet").current_dir(here.path().join(folder)).output().unwrap();
+        (out.status.code(), text(&out.stderr))
+    };
+    for (folder, file) in [("gguf", "model.gguf"), ("onnx", "model.onnx"), ("native", "model.safetensors")] {
+        let own = format!("../{folder}");
+        let before = fs::read(here.path().join(folder).join(file)).unwrap();
+        for args in [
+            &["convert", file, "-o", &own, "--to", "native", "--overwrite"][..],
+            &["dequantize", file, "-o", ".", "--overwrite"],
+        ] {
+            let (status, error) = run(folder, args);
+            let told = error.contains("other than the source") || error.contains("the folder that this runs in");
+            assert!(status == Some(2) && told, "{args:?}: {status:?} {error}");
+        }
+        assert!(fs::read(here.path().join(folder).join(file)).unwrap() == before);
+        let to = format!("../of_{folder}");
+        assert_eq!(run(folder, &["convert", file, "-o", &to, "--to", "native"]), (Some(0), String::new()), "{file}");
+        assert_eq!(json(&["verify", &path(folder), &path(&format!("of_{folder}"))])["equal"], true);
+        assert_eq!(
+            run(folder, &["dequantize", file, "-o", &format!("{to}_dense")]),
+            (Some(0), String::new()),
+            "{file}"
+        );
+    }
+    // Files of the source that a link leads to.
+    fs::create_dir(path("view")).unwrap();
+    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+        symlink(path(&format!("native/{name}")), path(&format!("view/{name}"))).unwrap();
+    }
+    let error = fails(2, &["convert", &path("view"), "-o", &path("native"), "--to", "awq", "--overwrite"]);
+    assert!(error.contains("other than the source"), "{error}");
+    // A folder that a process is in would be another one's.
+    fs::create_dir(path("empty")).unwrap();
+    let (status, error) = run("empty", &["convert", "../native", "-o", ".", "--to", "gptq"]);
+    assert!(status == Some(2) && error.contains("the folder that this runs in"), "{error}");
+    // A stroke behind a name changes nothing.
+    quiet(&["convert", &path("native"), "-o", &path("end.gguf/"), "--to", "gguf"]);
+    assert!(fs::metadata(path("end.gguf")).unwrap().is_file());
 }
 
 #[test]

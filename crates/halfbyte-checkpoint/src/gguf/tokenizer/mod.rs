@@ -60,13 +60,17 @@ pub fn tokenizer_json(header: &Header) -> Result<Value> {
     }))
 }
 
+/// Values that a `tokenizer.json` may have: three a merge and one a token, and twice what the largest in the field has.
+pub(crate) const MOST_VALUES: usize = 1 << 22;
+
 /// The key of a whole `tokenizer.json`, for what lists cannot say.
 const WHOLE: &str = "tokenizer.huggingface.json";
 
 /// The `tokenizer.json` in a header. Errors: no JSON, other tokens than the lists have.
 fn whole(header: &Header, vocab: &Vocab<'_>, text: &str) -> Result<Value> {
     let malformed = |what: String| Error::malformed(&header.file, format!("key `{WHOLE}`: {what}"));
-    let json = crate::json::parse(text.as_bytes()).map_err(|e| malformed(format!("expected JSON: {e}")))?;
+    let json = crate::json::parse_at_most(text.as_bytes(), MOST_VALUES)
+        .map_err(|e| malformed(format!("expected JSON: {e}")))?;
     let source = Source::read(&json, vocab.tokens.len()).map_err(|e| malformed(e.to_string()))?;
     let other = source
         .tokens

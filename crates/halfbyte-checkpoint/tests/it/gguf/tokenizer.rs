@@ -124,6 +124,34 @@ fn a_tokenizer_that_composes_characters_comes_back() {
     assert_names(&other(&swapped.to_string()), &[whole, "as in the list"]);
 }
 
+/// Tokens and merges of the field's largest, which are more values than a config has.
+#[test]
+fn a_large_tokenizer_that_composes_characters_comes_back() {
+    let (_, mut json) = shipped();
+    json["normalizer"] = json!({"type": "NFC"});
+    let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+    let (first, most) = (vocab.len() + 100, 160_000);
+    let mut merges = Vec::new();
+    let letters: Vec<String> = ('a'..='z').map(String::from).collect();
+    // Of three letters, then of these and one more.
+    let mut parts: Vec<String> = letters.iter().flat_map(|a| letters.iter().map(move |b| format!("{a}{b}"))).collect();
+    while merges.len() < most {
+        let of = |part: &String| letters.iter().map(|letter| [part.clone(), letter.clone()]).collect::<Vec<_>>();
+        let pairs: Vec<[String; 2]> = parts.iter().flat_map(of).take(most - merges.len()).collect();
+        parts = pairs.iter().map(|pair| pair.concat()).collect();
+        merges.extend(pairs);
+    }
+    for (id, merge) in merges.iter().enumerate() {
+        vocab.entry(merge.concat()).or_insert(json!(first + id));
+    }
+    let listed = json["model"]["merges"].as_array_mut().unwrap();
+    listed.extend(merges.into_iter().map(|pair| json!(pair)));
+    let mut config = model_config();
+    config.insert("vocab_size".into(), json!(first + most));
+    let header = header_of(metadata_from(&config, &json, GgmlType::F16, None).unwrap());
+    assert_eq!(tokenizer_json(&header).unwrap(), json);
+}
+
 /// How a text is cut before merging, for every name that is known.
 #[test]
 fn known_pre_tokenizers_cut_as_their_models_do() {

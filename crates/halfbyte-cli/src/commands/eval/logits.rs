@@ -53,10 +53,16 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     inputs.push(args.ids.clone());
     refuse_input(&args.output, &inputs)?;
     if !args.overwrite && args.output.is_file() {
-        return Err(CheckpointError::Exists { path: args.output.clone(), why: String::new() }.into());
+        return Err(CheckpointError::Exists {
+            path: args.output.clone(),
+            why: ": choose another file, or ask to overwrite it".to_owned(),
+        }
+        .into());
     }
     let cpu = app.cpu()?;
-    let file = Checkpoint::open(&args.ids)?;
+    let file = Checkpoint::open(&args.ids).and_then(|file| file.info("input_ids").map(drop).map(|()| file));
+    let file = file
+        .map_err(|e| Failure::from(e).with_help("--ids is a safetensors file with `input_ids`, [rows, positions]"))?;
     let info = file.info("input_ids")?;
     let &[rows, positions] = info.shape else {
         return Err(Failure::new(

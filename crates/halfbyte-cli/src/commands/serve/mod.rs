@@ -204,7 +204,7 @@ impl From<ServeError> for Failure {
                 "check the file",
             ),
             ServeError::Settings { what, .. } => {
-                Self::usage(format!("{what} make no sense"), text, "see `halfbyte serve --help`")
+                Self::usage(format!("{what} cannot be used"), text, "see `halfbyte serve --help`")
             }
             ServeError::Start { what, source } => Self::device(format!("cannot start {what}"), source.to_string()),
             ServeError::Model { model, why } => Self::device(format!("the model {model} cannot be served"), why),
