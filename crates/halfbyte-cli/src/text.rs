@@ -14,6 +14,12 @@ const LONGEST_CELL: usize = 200;
 /// The longest text that is read whole, in bytes.
 const LONGEST_TEXT: u64 = 1 << 28;
 
+/// What is wrong with a text in TOML, in one line.
+pub fn toml_cause(text: &str, error: &toml::de::Error) -> String {
+    let line = error.span().map(|span| text.bytes().take(span.start).filter(|&byte| byte == b'\n').count() + 1);
+    line.map(|line| format!("line {line}: ")).unwrap_or_default() + error.message()
+}
+
 /// Reads a text: a regular file, or standard input for `-`. Errors: those of the system, a text that is no UTF-8 or absurdly
 /// long.
 pub fn read_text(path: &Path) -> Result<String> {

@@ -107,11 +107,14 @@ impl Caps {
 
 /// Whether a device runs kernels for a family; else why not. Those for AVX-VNNI run where nothing richer is used.
 pub(super) fn needs(caps: &Caps, isa: Isa) -> std::result::Result<(), Reason> {
-    let runs = if isa == Isa::AvxVnni { caps.isa == isa } else { caps.isa >= isa };
-    if runs {
-        return Ok(());
+    let uses = caps.isa.name();
+    match caps.isa >= isa {
+        true if isa == Isa::AvxVnni && caps.isa > isa => {
+            Err(Reason(format!("serves where there is no AVX-512, this device uses {uses}")))
+        }
+        true => Ok(()),
+        false => Err(Reason(format!("needs {}, this device uses {uses}", isa.name()))),
     }
-    Err(Reason(format!("needs {}, this device uses {}", isa.name(), caps.isa.name())))
 }
 
 /// Whether there are int8 dot products of 256 bits that are no part of AVX-512.

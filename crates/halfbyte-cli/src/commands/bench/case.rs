@@ -55,7 +55,7 @@ impl Case {
             )
         };
         let text = crate::text::read_text(path)?;
-        let case: Case = toml::from_str(&text).map_err(|e| refuse(e.to_string().trim_end().to_owned()))?;
+        let case: Case = toml::from_str(&text).map_err(|e| refuse(crate::text::toml_cause(&text, &e)))?;
         if case.formats.is_empty() || case.m.is_empty() || case.shapes.is_empty() {
             return Err(refuse("expected at least one of each: formats, m, shape".to_owned()));
         }

@@ -86,7 +86,7 @@ fn read(path: &Path) -> Result<(Case, Vec<Kind>)> {
         Failure::new(Exit::Input, what, cause, "bench/cases/resnet50.toml shows the form")
     };
     let text = crate::text::read_text(path)?;
-    let case: Case = toml::from_str(&text).map_err(|e| refuse(e.to_string().trim_end().to_owned()))?;
+    let case: Case = toml::from_str(&text).map_err(|e| refuse(crate::text::toml_cause(&text, &e)))?;
     if case.formats.is_empty() || case.batch.is_empty() || case.shapes.is_empty() {
         return Err(refuse("expected at least one of each: formats, batch, shape".to_owned()));
     }

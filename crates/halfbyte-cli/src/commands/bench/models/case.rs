@@ -97,7 +97,7 @@ impl Case {
             )
         };
         let text = crate::text::read_text(path)?;
-        let mut case: Self = toml::from_str(&text).map_err(|e| refuse(e.to_string().trim_end()))?;
+        let mut case: Self = toml::from_str(&text).map_err(|e| refuse(&crate::text::toml_cause(&text, &e)))?;
         if case.rows.is_empty() {
             return Err(refuse("expected at least one [[row]]"));
         }
