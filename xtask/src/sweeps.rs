@@ -12,16 +12,19 @@ use std::path::PathBuf;
 /// Rows up to which only forms that may be chosen count: some that are not are fast behind themselves and slow in models.
 const FEW_ROWS: u64 = 32;
 
-const KINDS: [&str; 9] =
-    ["few", "few-listed", "few-checked", "random", "listed", "checked", "offsets", "offsets-checked", "K-types"];
+const KINDS: [&str; 10] =
+    ["few", "few-listed", "few-checked", "random", "listed", "checked", "offsets", "offsets-checked", "K-types", SYNC];
+
+/// Products by `wna16_mma` and `wna8_mma`, all of whose forms may be chosen.
+const SYNC: &str = "sync";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Files of results of `wna16_sm90`, and of more than 32 rows of `wna8_sm90`
+    /// Files of results of `wna16_sm90`, of more than 32 rows of `wna8_sm90`, and of the kernels by mma.sync
     #[arg(required = true, value_name = "RESULTS.json")]
     files: Vec<PathBuf>,
     /// What the products are for: few or random to fit the model of the machine to, few-checked or checked to check it; offsets and
-    /// offsets-checked likewise, of weights with float offsets; K-types to check it
+    /// offsets-checked likewise, of weights with float offsets; K-types to check it; sync to fit that of kernels by mma.sync to
     #[arg(long, value_parser = KINDS)]
     kind: String,
 }
@@ -54,7 +57,7 @@ fn lines(json: &str, kind: &str) -> Result<String, String> {
             let config = other.get("config").and_then(Value::as_str).ok_or("config: a text was expected")?;
             times.push((time(other, "median_us")?, config));
         }
-        if m <= FEW_ROWS {
+        if m <= FEW_ROWS && kind != SYNC {
             let may_be_chosen = forms(format, y, k)?;
             times.retain(|(_, config)| may_be_chosen.contains(*config));
         }
@@ -118,7 +121,7 @@ mod tests {
     /// The lines in the tree are such.
     #[test]
     fn lines_in_the_tree_are_of_known_kinds() {
-        for device in ["nvidia-h100", "nvidia-h200", "nvidia-h200-a8"] {
+        for device in ["nvidia-h100", "nvidia-h200", "nvidia-h200-a8", "nvidia-h200-sync"] {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/halfbyte/tests/it/cuda/sweeps");
             let text = std::fs::read_to_string(folder.join(device).with_extension("txt")).unwrap();
             let kinds: HashSet<&str> =

@@ -3,7 +3,7 @@
 //! The choice of a kernel and of its configuration is a function of the number of rows, and constant over ranges of it. They are
 //! found when the weight is first multiplied, or before, when a caller asks for them:
 //!
-//! * up to [`EACH`] rows at both ends of each eight of them, and at every one of the eight where the ends differ: tiles of so few rows
+//! * up to [`EACH`] rows at both ends of each eight of them, and at every one of the first and of those whose ends differ: tiles of so few rows
 //!   are a multiple of eight;
 //! * from there to where the largest tiles ([`LARGEST_TILE`] rows) are two for each multiprocessor, once for each [`STEP`] rows:
 //!   tiles of so many rows are a multiple of [`STEP`], and the choice depends on how many tiles there are;
@@ -281,7 +281,8 @@ impl Maker<'_> {
         add(0, self.choose(0));
         for ([first, last], [mut before, chosen]) in ends.into_iter().zip(of_ends) {
             add(first, before.clone());
-            if last <= EACH && !same(&before, &chosen) {
+            // The first few rows each by itself: x in f32 is multiplied as three times as many.
+            if last <= FEW || last <= EACH && !same(&before, &chosen) {
                 (first + 1..last).for_each(|m| add(m, self.choose(m)));
                 add(last, chosen);
                 continue;

@@ -6,6 +6,7 @@
 //! there.
 
 pub mod config;
+pub(in crate::cuda) mod cost;
 
 use super::gemm::{self, Choice, Gemm, Operands, Placed, Products};
 use super::grouped::{self, clocks_by_mma, grouped_arguments};
@@ -125,8 +126,11 @@ impl Gemm for Wna16Mma {
         }
     }
 
-    fn config(form: &Form, shape: [usize; 3], caps: &Caps, _: bool) -> Config {
-        config::config(form.atom, shape, form.out, caps)
+    fn config(form: &Form, shape: [usize; 3], caps: &Caps, batch_invariant: bool) -> Config {
+        match batch_invariant {
+            false => config::config(form.atom, shape, form.out, caps),
+            true => config::by_rows(form.atom, shape, form.out, caps),
+        }
     }
 
     fn schedule(form: &Form, (config, batch_invariant): Choice<Config>, shape: [usize; 3], caps: &Caps) -> Schedule {
@@ -153,7 +157,7 @@ impl Gemm for Wna16Mma {
     }
 
     fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
-        let config = config::config(form.atom, shape, form.out, caps);
+        let config = config::by_rows(form.atom, shape, form.out, caps);
         (config, config.workers(form.atom, form.out, caps))
     }
 

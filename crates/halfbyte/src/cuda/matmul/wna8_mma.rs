@@ -118,8 +118,11 @@ impl Gemm for Wna8Mma {
         wna8::gemm_form(held, problem)
     }
 
-    fn config(form: &Form, shape: [usize; 3], caps: &Caps, _: bool) -> Config {
-        config::config(form.atom, form.terms, shape, form.out, caps)
+    fn config(form: &Form, shape: [usize; 3], caps: &Caps, batch_invariant: bool) -> Config {
+        match batch_invariant {
+            false => config::config(form.atom, form.terms, shape, form.out, caps),
+            true => config::by_rows(form.atom, form.terms, shape, form.out, caps),
+        }
     }
 
     fn schedule(form: &Form, (config, batch_invariant): Choice<Config>, shape: [usize; 3], caps: &Caps) -> Schedule {
@@ -146,7 +149,7 @@ impl Gemm for Wna8Mma {
     }
 
     fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
-        let config = config::config(form.atom, form.terms, shape, form.out, caps);
+        let config = config::by_rows(form.atom, form.terms, shape, form.out, caps);
         (config, config.workers(form.atom, form.terms, form.out, caps))
     }
 

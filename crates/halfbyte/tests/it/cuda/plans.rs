@@ -4,9 +4,9 @@
 use super::products::{TYPES, caps};
 use crate::data::{Random, parse};
 use halfbyte::cuda::Caps;
-use halfbyte::cuda::matmul::wna8_sm90;
 use halfbyte::cuda::matmul::wna16_sm90::config;
 use halfbyte::cuda::matmul::{self, Configuration, KERNELS, Kernel, Plans, every_instance};
+use halfbyte::cuda::matmul::{wna8_mma, wna8_sm90, wna16_mma};
 use halfbyte::cuda::tiled::Form;
 use halfbyte::format::FORMATS;
 use halfbyte::kernel::{Activation, Problem};
@@ -156,7 +156,8 @@ fn sweeps() -> Vec<Swept> {
     let h200 = include_str!("sweeps/nvidia-h200.txt").lines().map(|line| (Caps::H200, "H200", line));
     let codes = include_str!("sweeps/nvidia-h200-a8.txt").lines().map(|line| (Caps::H200, "H200 a8", line));
     let mut all: Vec<Swept> = Vec::new();
-    for (caps, device, line) in h100.chain(h200).chain(codes) {
+    let sync = include_str!("sweeps/nvidia-h200-sync.txt").lines().map(|line| (Caps::H200, "H200", line));
+    for (caps, device, line) in h100.chain(h200).chain(codes).chain(sync) {
         if let Some((time, config)) = line.strip_prefix("  ").and_then(|line| line.split_once(' ')) {
             all.last_mut().unwrap().times.push((time.parse().unwrap(), config.to_owned()));
             continue;
@@ -170,6 +171,12 @@ fn sweeps() -> Vec<Swept> {
     all
 }
 
+/// Scales in f32 were timed as GGUF's K types have them.
+fn as_in_files(atom: Atom) -> Atom {
+    let of_halves = Atom { bits: if atom.bits == 8 { 6 } else { 4 }, multiples: true, ..atom };
+    if atom.scale == Float::F32 { of_halves } else { atom }
+}
+
 /// What is chosen beside the fastest configuration. Where that was not timed, as tiles could not stay whole then, it is what would be chosen among
 /// those that were.
 #[test]
@@ -177,25 +184,30 @@ fn choices_are_near_the_fastest_that_was_measured() {
     let mut shares: BTreeMap<String, Vec<(f64, String)>> = BTreeMap::new();
     for Swept { caps, kind, format, y, shape: [m, n, k], times } in sweeps() {
         let (shape, parsed) = ([m, n, k], parse(&format));
+        let is_sync = kind.ends_with("sync");
         let timed = |chosen: &str| times.iter().find(|(_, config)| *config == chosen).map(|(time, _)| *time);
         let fastest = times.iter().map(|(time, _)| *time).fold(f64::INFINITY, f64::min);
         if parsed.act.is_quantized() {
             let problem = Problem { format: Some(parsed), x: Float::F16, y, m, n, k };
             let (atom, terms) = wna8_sm90::form(None, &problem).unwrap();
-            let chosen = wna8_sm90::config::config(&Form::codes(atom, terms, y), shape, &caps).to_string();
+            let chosen = match is_sync {
+                true => wna8_mma::config::config(as_in_files(atom), terms, shape, y, &caps).to_string(),
+                false => wna8_sm90::config::config(&Form::codes(atom, terms, y), shape, &caps).to_string(),
+            };
+            let kind = if is_sync { format!("{kind}, quantised") } else { kind };
             let time = timed(&chosen).unwrap();
             let what = format!("{format} m={m} n={n} k={k}: {chosen}, {time} µs");
             shares.entry(kind).or_default().push((time / fastest, what));
             continue;
         }
-        let atom = Atom::of_any(parsed.weight, k).unwrap();
-        // Scales in f32 were timed as GGUF's K types have them.
-        let of_halves = Atom { bits: if atom.bits == 8 { 6 } else { 4 }, multiples: true, ..atom };
-        let atom = if atom.scale == Float::F32 { of_halves } else { atom };
+        let atom = as_in_files(Atom::of_any(parsed.weight, k).unwrap());
         // x had the type of y where that is a half float.
         let x = if y == Float::F32 { atom.scale } else { y };
         let form = Form { x, ..Form::floats(atom, y) };
-        let mut chosen = config::config(&form, shape, &caps).to_string();
+        let mut chosen = match is_sync {
+            true => wna16_mma::config::config(atom, shape, y, &caps).to_string(),
+            false => config::config(&form, shape, &caps).to_string(),
+        };
         if timed(&chosen).is_none() {
             assert!(m > 32 && kind.starts_with("H100"), "{format} {m} {n} {k}: {chosen} was not timed");
             let mut others = config::expected(&form, shape, &caps);
@@ -229,6 +241,8 @@ fn choices_are_near_the_fastest_that_was_measured() {
         ("H200 offsets", [1.0, 1.0, 1.0]),
         ("H200 offsets-checked", [0.93, 0.93, 0.93]),
         ("H200 a8 random", [0.8, 0.87, 0.97]),
+        ("H200 sync", [0.81, 0.85, 0.92]),
+        ("H200 sync, quantised", [0.78, 0.86, 0.95]),
     ];
     for (kind, least) in expected {
         let got = within[kind];

@@ -1,8 +1,10 @@
 //! Which form the kernel takes for a shape, and who computes what: pure functions of the numbers.
 //!
-//! The choice follows what was measured on an H200: `docs/decisions/0007-products-from-sm80.md`.
+//! The choice follows what was measured on an H200: for some numbers of rows a model of it ([`cost`]), else `docs/decisions/0007-products-from-sm80.md`.
 
+use super::cost::{self, Work};
 use crate::cuda::Caps;
+use crate::cuda::matmul::plans::FEW as STEP_OF_ROWS;
 use crate::cuda::matmul::wna16;
 use crate::cuda::matmul::wna16_sm90::config::write_unusual;
 use crate::cuda::schedule::MOST_CUT;
@@ -74,6 +76,21 @@ pub const ROWS_AT_ONCE: usize = 64;
 
 /// The configuration for a shape on a device.
 pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
+    if !cost::ROWS.contains(&m) || copies_wait_in_registers(caps) {
+        return by_rows(atom, [m, n, k], out, caps);
+    }
+    // Plans tell apart as many rows.
+    let shape = [m.next_multiple_of(STEP_OF_ROWS), n, k];
+    let clocks = |config: &Config| {
+        let (work, room) = (config.work(atom, atom.groups()), config.workers(atom, out, caps));
+        cost::clocks(&cost::EXACT, work, &schedule(*config, shape, room), room, caps)
+    };
+    let least = all(atom, out, caps).into_iter().min_by(|one, other| clocks(one).total_cmp(&clocks(other)));
+    least.unwrap_or_else(|| by_rows(atom, shape, out, caps))
+}
+
+/// The configuration with tiles of as many tokens as there are rows, or of the most.
+pub fn by_rows(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
     let strips = if is_little([m, n, k], caps) || copies_wait_in_registers(caps) { 1 } else { 2 };
     let tokens = match m {
         ..=8 => 8,
@@ -173,6 +190,12 @@ impl Config {
 
     fn fits(self, atom: Atom, out: Float, caps: &Caps) -> bool {
         self.shared_bytes(&Form::floats(atom, out)) <= caps.shared_bytes as usize
+    }
+
+    /// What a block does for 128 columns, of so many groups.
+    pub(in crate::cuda::matmul) fn work(self, atom: Atom, groups: usize) -> Work {
+        let strips = self.tile_strips();
+        Work { strips, tokens: self.tokens, groups, bytes: strips * atom.bytes() }
     }
 
     /// Strips of a tile.

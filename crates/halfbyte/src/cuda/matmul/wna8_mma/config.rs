@@ -2,9 +2,10 @@
 //! [`wna16_mma`](exact).
 
 use crate::cuda::Caps;
+use crate::cuda::matmul::plans::FEW as STEP_OF_ROWS;
 use crate::cuda::matmul::wna8_sm90::config::Terms;
 use crate::cuda::matmul::wna16;
-use crate::cuda::matmul::wna16_mma::config as exact;
+use crate::cuda::matmul::wna16_mma::{config as exact, cost};
 use crate::cuda::matmul::wna16_sm90::config::write_unusual;
 use crate::cuda::sources::Instance;
 use crate::cuda::tiled::{Form, Tile};
@@ -51,6 +52,22 @@ pub fn tokens(atom: Atom, terms: Terms) -> impl Iterator<Item = usize> + Clone {
 
 /// The configuration for a shape on a device.
 pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
+    if !cost::ROWS.contains(&m) || exact::copies_wait_in_registers(caps) {
+        return by_rows(atom, terms, [m, n, k], out, caps);
+    }
+    // Plans tell apart as many rows.
+    let shape = [m.next_multiple_of(STEP_OF_ROWS), n, k];
+    let clocks = |config: &Config| {
+        let (work, room) = (config.tiles().work(atom, atom.sums()), config.workers(atom, terms, out, caps));
+        cost::clocks(&cost::CODES, work, &config.schedule(shape, room), room, caps)
+    };
+    let all = all(atom, terms, out, caps).into_iter();
+    let least = all.min_by(|one, other| clocks(one).total_cmp(&clocks(other)));
+    least.unwrap_or_else(|| by_rows(atom, terms, shape, out, caps))
+}
+
+/// The configuration with tiles of as many tokens as there are rows, or of the most.
+pub fn by_rows(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
     let all = tokens(atom, terms);
     let tokens = all.clone().find(|&tokens| m <= tokens).or(all.last()).unwrap_or(8);
     let strips = if exact::is_little([m, n, k], caps) || exact::copies_wait_in_registers(caps) { 1 } else { 2 };
