@@ -1,6 +1,6 @@
 //! Which form the kernel takes for a shape, and who computes what: pure functions of the numbers.
 //!
-//! The choice follows what was measured on an H200: for some numbers of rows a model of it ([`cost`]), else `docs/decisions/0007-products-from-sm80.md`.
+//! The choice follows what was measured on an H200: for some numbers of rows a model of it (`cost.rs`), else `docs/decisions/0007-products-from-sm80.md`.
 
 use super::cost::{self, Work};
 use crate::cuda::Caps;
