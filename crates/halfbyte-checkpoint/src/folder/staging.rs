@@ -45,8 +45,8 @@ impl Place {
             return Err(Error::invalid("write a model", "the name of a folder", got));
         }
         let (named, target) = (target.to_owned(), resolved(target)?);
-        let is_within = |file: PathBuf| file.canonicalize().is_ok_and(|file| file.starts_with(&target));
-        if files::is_same(source.folder(), &target) || inputs(source).any(is_within) {
+        let is_in_it = |file: PathBuf| file.canonicalize().is_ok_and(|file| file.parent() == Some(&target));
+        if files::is_same(source.folder(), &target) || inputs(source).any(is_in_it) {
             return Err(is_source(&named));
         }
         Ok(Self { named, target, overwrite, source: source.folder().to_owned(), only: None })
