@@ -10,8 +10,8 @@
 //! | `wna16_sm90` | sm_90a | 2, 3, 4 and 8 bits, groups of a multiple of 16 or whole rows, zero points, offsets, x half |
 //! | `wna16_mma` | all from sm_75 on | the same, x half of either type, before sm_80 f16 |
 //! | `wna16_split` | all from sm_80 on | the same, x in f32 as three bf16 |
-//! | `wna8_sm90` | sm_90a | the same with quantised activations |
-//! | `wna8_mma` | all from sm_75 on | the same |
+//! | `wna8_sm90` | sm_90a | the same with quantised activations, in groups of a multiple of 32 |
+//! | `wna8_mma` | all from sm_75 on | the same, and in groups of a multiple of 16 |
 //! | `simt` | all from sm_75 on | all |
 
 #[doc(hidden)]
