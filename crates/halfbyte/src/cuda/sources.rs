@@ -61,6 +61,7 @@ pub const HEADERS: &[Source] = headers![
     "image_rows.cuh"
     "images.cuh"
     "int8_layer.cuh"
+    "int8_narrow.cuh"
     "int8_quads.cuh"
     "multiples.cuh"
     "next_norm.cuh"

@@ -7,7 +7,7 @@
 // half of the pixels.
 //   All threads keep a ring of stages of 128 k full (cp.async; on sm_75 by way of registers): atoms of W as they lie,
 //       and of x for each pixel 8 pieces of 16 channels, each of one position.  A piece in the padding is the zero
-//       point of x.
+//       point of x.  Where channels of a group are no multiple of 16, pieces are smaller (int8_narrow.cuh).
 //   W is the A operand of mma.sync m16n8k32, pixels its N; ldmatrix gives both.
 //   sum = x . W^T + constant of the output, which takes the zero point of x off
 //   ZEROS: less zero of the output * sum of (x - zero of x) over the columns.  What is not there is the zero point of x
@@ -23,6 +23,8 @@ constexpr int STAGES = __CUDA_ARCH__ < 800 ? 2 : 3;  // in the ring
 constexpr bool UNSIGNED = HB_UNSIGNED;  // x is u8, else i8
 constexpr bool ZEROS = HB_ZEROS;  // weights have zero points
 constexpr bool FLOATS = HB_FLOATS;  // y is floats, else bytes
+constexpr int PIECE = HB_PIECE;  // bytes of x that are brought at once, of one position
+constexpr bool NARROW = PIECE < 16;  // where weights may have zero points, or none
 
 constexpr int THREADS = 256;
 constexpr int ATOM = 64 * 128, STAGE_W = STRIPS * ATOM, STAGE = STAGE_W + NT * 128;
@@ -124,9 +126,21 @@ DEV void store_floats(const Arguments& g, const int* staged, int strip, int firs
   }
 }
 
+// As store_codes where outputs of a group are a multiple of 4, but not of 16: 4 codes at once.
+DEV void store_fours_of_codes(u8* y, u32 staging, int pixel, int piece, int out, int outputs, u32 zeros) {
+  u32 b[4];
+  load_shared(b, staging + place_of_piece(pixel, piece));
+#pragma unroll
+  for (int e = 0; e < 4; e++)
+    if (out + 4 * e < outputs) *(u32*)(y + 4 * e) = __vadd4(b[e], zeros);
+}
+
 // Where 16 bytes of a row lie among rows of 128: eight rows of a piece lie in all banks.
 DEV u32 place_in_rows(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 
+#if HB_PIECE < 16
+#include "int8_narrow.cuh"
+#else
 // What a thread brings of x: the same piece of every 32nd pixel.
 struct Pixels {
   const u8* at[COPIES_X];  // the pixel under position (0, 0) of the window, which may lie outside of the image
@@ -201,15 +215,18 @@ struct Stage : PendingCopies<COPIES_W + COPIES_X> {
     for (int i = 0; i < COPIES_W + COPIES_X; i++) skip(i);
   }
 };
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH__ < 800 ? 64 : 128) ? 2 : 1)
     int8_mma(const __grid_constant__ Arguments g) {
   extern __shared__ __align__(1024) u8 shared[];
   const u32 base = shared_address(shared);
-  const int t = threadIdx.x, lane = t & 31, warp = __shfl_sync(0xffffffffu, t >> 5, 0), rows = warp & 3,
-            half = warp >> 2;
+  // NARROW: the two halves' warps of the same outputs lie on different quarters of the multiprocessor.
+  const int t = threadIdx.x, lane = t & 31, warp = __shfl_sync(0xffffffffu, t >> 5, 0),
+            rows = (NARROW ? warp + (warp >> 2) * 2 : warp) & 3, half = warp >> 2;
   const int all = (g.outputs + 63) >> 6, strip = blockIdx.x % g.rows * STRIPS, first = blockIdx.x / g.rows * NT;
   const u8* w = g.w + (u64)(blockIdx.y * all + strip) * g.steps * ATOM;
+  const bool offset = NARROW ? g.zeros != nullptr : ZEROS;
   launch_dependents();
   dependency_wait();
   Pixels p = Pixels::of(g, first);
@@ -217,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH
   int next = 0;  // step that is copied next
   auto start = [&](int stage) {
     if (next < g.steps)
-      copies.start(g, base + stage * STAGE, w + (u64)next * ATOM, all - strip, p);
+      copies.start(g, base + stage * STAGE, w + (u64)next * ATOM, NARROW ? g.outputs - strip * 64 : all - strip, p);
     else
       copies.skip_all();
     next++;
@@ -229,7 +246,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH
     copies.finish();
   }
   int acc[STRIPS][NT / 16][4] = {};
-  u32 of_x[COPIES_X] = {};  // of ZEROS: sums of the pieces that this thread brings
+  u32 of_x[COPIES_X] = {};  // of weights with zero points: sums of the pieces that this thread brings
+  // NARROW: strips with outputs of this warp, and columns that there are.
+  const int mine = NARROW ? (g.outputs - strip * 64 - rows * 16 + 63) >> 6 : STRIPS;
+  const int columns = NARROW ? g.windows.kernel.rows * g.windows.kernel.columns * g.windows.channels : 0;
   // This lane's rows of W and of x for ldmatrix: of 16 outputs two pieces, of two eights of pixels two pieces.
   const int output = rows * 16 + lane % 16, token = half * (NT / 2) + (lane & 7) + (lane >> 4) * 8;
 #pragma unroll 1
@@ -238,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH
     __syncthreads();  // the stage is there for all, and the one before it has been read by all
     start(stage ? stage - 1 : STAGES - 1);
     const u32 at = base + stage * STAGE;
-    if constexpr (ZEROS)
+    if (offset)
 #pragma unroll
       for (int i = 0; i < COPIES_X; i++) {
         u32 piece[4];
@@ -248,15 +268,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH
       }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
+      if (NARROW && (mine <= 0 || k * 128 + j * 32 >= columns)) break;
       u32 a[STRIPS][4];
 #pragma unroll
-      for (int s = 0; s < STRIPS; s++) load_matrices(a[s], at + s * ATOM + place_in_rows(output, 2 * j + lane / 16));
+      for (int s = 0; s < STRIPS; s++)
+        if (s < mine) load_matrices(a[s], at + s * ATOM + place_in_rows(output, 2 * j + lane / 16));
 #pragma unroll
       for (int n = 0; n < NT / 32; n++) {
         u32 b[4];
         load_matrices(b, at + STAGE_W + place_in_rows(token + 16 * n, 2 * j + (lane >> 3 & 1)));
 #pragma unroll
         for (int s = 0; s < STRIPS; s++) {
+          if (s >= mine) continue;
           multiply(acc[s][2 * n], a[s], b[0], b[1]);
           multiply(acc[s][2 * n + 1], a[s], b[2], b[3]);
         }
@@ -268,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH
   copy_wait<0>();
   __syncthreads();  // what follows lies where the ring was
   u32 of_windows[NT / 16][2] = {};
-  if constexpr (ZEROS) sums_of_windows(g, (u32*)(shared + STAGES * STAGE) - NT, of_x, of_windows);
+  if (offset) sums_of_windows(g, (u32*)(shared + STAGES * STAGE) - NT, of_x, of_windows);
 
   int* staged = (int*)shared;
 #pragma unroll
@@ -276,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH
     const int in_group = (strip + s) * 64 + rows * 16 + (lane >> 2), n = blockIdx.y * g.outputs + in_group;
     const bool r = in_group < g.outputs, r8 = in_group + 8 < g.outputs;
     const int c = r ? __ldg(g.constants + n) : 0, c8 = r8 ? __ldg(g.constants + n + 8) : 0;
-    const u32 z = ZEROS && r ? __ldg(g.zeros + n) : 0, z8 = ZEROS && r8 ? __ldg(g.zeros + n + 8) : 0;
+    const u32 z = offset && r ? __ldg(g.zeros + n) : 0, z8 = offset && r8 ? __ldg(g.zeros + n + 8) : 0;
     const float m = !FLOATS && r ? __ldg(g.multipliers + n) : 0.f,
                 m8 = !FLOATS && r8 ? __ldg(g.multipliers + n + 8) : 0.f;
     if (FLOATS && s) __syncthreads();  // the strip before has been read
@@ -306,12 +329,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH
   __syncthreads();
   const u32 zeros = (u32)(g.y_zero & 255) * 0x01010101u;
   const bool aligned = ((g.outputs | g.windows.pitch) & 15) == 0;
+  const bool fours = NARROW && !aligned && (g.outputs & 3) == 0;
 #pragma unroll 1
   for (int i = t; i < STRIPS * NT * 4; i += THREADS) {
     const int s = i / (NT * 4), pixel = i / 4 % NT, chunk = i & 3, at = first + pixel,
               out = (strip + s) * 64 + 16 * chunk;
-    if (at < g.m && out < g.outputs)
-      store_codes((u8*)g.y + (u64)at * g.windows.pitch + blockIdx.y * g.outputs + out, base + s * (NT * 64), pixel,
-                  chunk, out, g.outputs, aligned, zeros);
+    if (at >= g.m || out >= g.outputs) continue;
+    u8* y = (u8*)g.y + (u64)at * g.windows.pitch + blockIdx.y * g.outputs + out;
+    if (fours)
+      store_fours_of_codes(y, base + s * (NT * 64), pixel, chunk, out, g.outputs, zeros);
+    else
+      store_codes(y, base + s * (NT * 64), pixel, chunk, out, g.outputs, aligned, zeros);
   }
 }

@@ -12,6 +12,7 @@
 //! | `int8_im2col_gemm` | all from sm_75 on | y in nhwc, one group: slabs of patches, each a product by `int8_sm90` or `int8_mma` |
 //! | `int8_mma` | all from sm_75 on | bytes to bytes or floats in nhwc, channels of a group a multiple of 16 |
 //! | `int8_depthwise` | all from sm_75 on | bytes to bytes or floats in nhwc, groups of 1, 2, 4 or 8 channels and as many outputs, channels a multiple of 16 |
+//! | `int8_mma_narrow` | all from sm_75 on | bytes to bytes or floats in nhwc, any other number of channels of a group; not where tensor cores would multiply more than 128 times as much as the layer has |
 //! | `int8_planes` | all from sm_75 on | x or y in planes, y in bytes if it is: what the kernels above compute of images pixel by pixel, copied before and after |
 //! | `int8_simt` | all from sm_75 on | everything |
 
@@ -21,6 +22,7 @@ mod int8_depthwise_rows;
 pub mod int8_direct_sm90;
 mod int8_im2col_gemm;
 mod int8_mma;
+mod int8_mma_narrow;
 mod int8_planes;
 mod int8_simt;
 #[doc(hidden)]
@@ -157,6 +159,7 @@ impl Operation for Int8 {
         int8_mma::KERNEL,
         int8_im2col_gemm::KERNEL,
         int8_depthwise::KERNEL,
+        int8_mma_narrow::KERNEL,
         int8_planes::KERNEL,
         int8_simt::KERNEL,
     ];
