@@ -1,5 +1,5 @@
-// Windows on images for int8_mma whose groups have no multiple of 16 channels: x comes in pieces of PIECE bytes, 8, 4, 2
-// or 1, the most that divide the channels of a group.
+// Windows on images for int8_mma whose groups have no multiple of 16 channels: x comes in pieces of PIECE bytes, 8, 4,
+// 2 or 1, the most that divide the channels of a group.
 //
 //   a pixel is whole groups, and x begins at a multiple of PIECE: every piece is aligned, and of one position
 //   a thread brings the same 16 columns of every 32nd pixel, each of their 16 / PIECE pieces for itself: one may be in

@@ -217,8 +217,11 @@ struct Stage : PendingCopies<COPIES_W + COPIES_X> {
 };
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, STRIPS* NT <= (__CUDA_ARCH__ < 800 ? 64 : 128) ? 2 : 1)
-    int8_mma(const __grid_constant__ Arguments g) {
+// Blocks of a multiprocessor that registers leave room for. NARROW: more, as k is short and blocks wait for memory.
+constexpr int TILE = STRIPS * NT, TWO_BLOCKS = __CUDA_ARCH__ < 800 ? 64 : 128;
+constexpr int BLOCKS = NARROW && __CUDA_ARCH__ >= 800 && TILE <= 64 ? (TILE <= 32 ? 4 : 3) : TILE <= TWO_BLOCKS ? 2 : 1;
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) int8_mma(const __grid_constant__ Arguments g) {
   extern __shared__ __align__(1024) u8 shared[];
   const u32 base = shared_address(shared);
   // NARROW: the two halves' warps of the same outputs lie on different quarters of the multiprocessor.

@@ -141,7 +141,8 @@ impl Config {
         let time = |config: &Self| {
             let tiles = config.tiles([m, n]).saturating_mul(groups);
             let multiprocessors = caps.multiprocessors.max(1) as usize;
-            let most = ((caps.shared_bytes as usize + 1024) / (config.shared_bytes(caps.arch) + 1024)).clamp(1, 2);
+            let most = (caps.shared_bytes as usize + 1024) / (config.shared_bytes(caps.arch) + 1024);
+            let most = most.clamp(1, config.blocks(kind, caps.arch));
             let (together, rounds) =
                 (tiles.div_ceil(multiprocessors).min(most), tiles.div_ceil(most * multiprocessors));
             // With narrow pieces, rows of outputs that are not there are neither brought nor multiplied.
@@ -170,6 +171,15 @@ impl Config {
     /// Tiles along the outputs of a group.
     fn rows(self, n: usize) -> usize {
         n.div_ceil(STRIP).div_ceil(self.strips)
+    }
+
+    /// Blocks of a multiprocessor, at most: of narrow pieces as in the source.
+    fn blocks(self, kind: Kind, arch: Arch) -> usize {
+        match (self.tokens * self.strips, kind.piece < PIECE && arch.number >= 80) {
+            (..=32, true) => 4,
+            (..=64, true) => 3,
+            _ => 2,
+        }
     }
 
     /// Shared memory of a block.

@@ -284,7 +284,7 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
         let stream = gpu.stream().unwrap();
         let bench = Bench { gpu: &gpu, stream: &stream };
         let mut random = Random(72);
-        let (mut forms, mut copied, mut planes) = ([0; 3], 0, 0);
+        let (mut forms, mut copied, mut planes) = ([0; 4], 0, 0);
         let all = cases().into_iter().chain(implicit_cases()).chain(pointwise).chain(direct);
         for (turn, (geometry, batch, size)) in all.enumerate() {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
@@ -322,7 +322,8 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
                     planes += 1;
                 }
                 let problem = Problem { layouts: [Layout2d::Nhwc; 2], ..problem };
-                for (at, name) in ["int8_mma", "int8_sm90", "int8_direct_sm90"].into_iter().enumerate() {
+                let names = ["int8_mma", "int8_mma_narrow", "int8_sm90", "int8_direct_sm90"];
+                for (at, name) in names.into_iter().enumerate() {
                     for plan in kernel(name).plans(&gpu.caps(), &problem) {
                         check(&plan);
                         forms[at] += 1;
@@ -331,9 +332,12 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
                 }
             }
         }
-        let served = if gpu.caps().arch.is_hopper() { 3 } else { 1 };
+        let served = if gpu.caps().arch.is_hopper() { 4 } else { 2 };
         let tested = forms[..served].iter().all(|&forms| forms > 100) && copied > 100 && planes > 200;
-        assert!(tested, "{forms:?} forms, by mma.sync, implicit and direct, {copied} of patches, {planes} of planes");
+        assert!(
+            tested,
+            "{forms:?} forms, by mma.sync, of narrow pieces, implicit and direct, {copied} of patches, {planes} of planes"
+        );
     }
 }
 

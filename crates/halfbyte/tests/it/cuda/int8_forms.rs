@@ -13,7 +13,7 @@ use halfbyte::format::int8::Int8Weight;
 use halfbyte::ops::{Activation, Conv2dInt8};
 
 /// Codes, and every type of floats.
-const OUTPUTS: [Option<Float>; 4] = [None, Some(Float::F32), Some(Float::F16), Some(Float::BF16)];
+pub(super) const OUTPUTS: [Option<Float>; 4] = [None, Some(Float::F32), Some(Float::F16), Some(Float::BF16)];
 
 /// Rests of outputs, pixels and columns, groups, padding; channels of no whole piece.
 fn of_tensor_cores() -> Vec<(Geometry, usize, [usize; 2])> {
@@ -69,8 +69,8 @@ fn zero_points_floats_and_groups_of_few_channels_have_the_bits_of_the_plain_kern
         let stream = gpu.stream().unwrap();
         let bench = Bench { gpu: &gpu, stream: &stream };
         let mut random = Random(75);
-        let names = ["int8_mma", "int8_im2col_gemm", "int8_depthwise", "int8_planes"];
-        let mut seen = [0; 4];
+        let names = ["int8_mma", "int8_mma_narrow", "int8_im2col_gemm", "int8_depthwise", "int8_planes"];
+        let mut seen = [0; 5];
         for (turn, (geometry, batch, size)) in of_tensor_cores().into_iter().chain(of_few_channels()).enumerate() {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
             for (i, y_type) in (0..16).map(|i| (i, OUTPUTS[i / 4])) {

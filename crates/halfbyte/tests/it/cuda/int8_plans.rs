@@ -75,18 +75,66 @@ fn groups_of_few_channels_have_a_kernel_of_their_own() {
                 assert_eq!(chosen(&problem(planes)), if floats { "int8_simt" } else { "int8_planes" });
             }
         }
-        for (ci, co, groups, why) in [
-            (24, 24, 24, "brings 16 channels at a time, an image has 24"),
-            (96, 192, 96, "as many outputs, a group has 1 and 2"),
-            (48, 48, 16, "1, 2, 4 or 8 channels and as many outputs, a group has 3 and 3"),
+        for (ci, co, groups, instead, why) in [
+            (24, 24, 24, "int8_simt", "brings 16 channels at a time, an image has 24"),
+            (96, 192, 96, "int8_simt", "as many outputs, a group has 1 and 2"),
+            (48, 48, 16, "int8_mma_narrow", "1, 2, 4 or 8 channels and as many outputs, a group has 3 and 3"),
         ] {
             let problem = problem(ci, co, groups, true, false, pixels);
-            assert_eq!(chosen(&problem), "int8_simt");
+            assert_eq!(chosen(&problem), instead);
             let reason = kernel("int8_depthwise").supports(&caps(arch), &problem).unwrap_err();
             assert!(reason.0.contains(why), "{problem}: {reason}");
         }
         let problem = problem(96, 96, 96, true, true, planes);
         let reason = kernel("int8_planes").supports(&caps(arch), &problem).unwrap_err();
         assert!(reason.0.contains("copies bytes of y, not floats"), "{reason}");
+    }
+}
+
+#[test]
+fn groups_of_any_number_of_channels_are_multiplied_by_tensor_cores() {
+    let problem = |geometry, symmetric, floats, layouts| {
+        let shape = Conv2dShape::new(geometry, 16, [28, 30]).unwrap();
+        Problem { shape, x: Byte::U8, symmetric, floats, layouts }
+    };
+    let of = |groups: usize, channels: usize, outputs: usize, kernel: usize| {
+        let geometry = Geometry::new(groups * channels, groups * outputs, [kernel; 2]);
+        Geometry { padding: [1; 4], groups, ..geometry }
+    };
+    let (pixels, planes) = ([Layout2d::Nhwc; 2], [Layout2d::Nchw; 2]);
+    for arch in [75, 80, 86, 90, 120] {
+        let chosen = |problem: &Problem| Plan::of(&caps(arch), problem).unwrap().kernel().name;
+        let groups = [
+            (2, 40, 72, 3),
+            (64, 24, 12, 3),
+            (4, 2, 40, 4),
+            (4, 6, 20, 4),
+            (8, 8, 16, 3),
+            (3, 8, 64, 3),
+            (2, 37, 5, 1),
+        ];
+        for (groups, channels, outputs, kernel) in groups {
+            let geometry = of(groups, channels, outputs, kernel);
+            for (symmetric, floats) in [(true, false), (false, false), (true, true), (false, true)] {
+                assert_eq!(chosen(&problem(geometry, symmetric, floats, pixels)), "int8_mma_narrow", "{geometry:?}");
+                let in_planes = chosen(&problem(geometry, symmetric, floats, planes));
+                assert_eq!(in_planes, if floats { "int8_simt" } else { "int8_planes" }, "{geometry:?}");
+            }
+        }
+        // One group goes by patches, and may go here; a multiple of 16 channels does not.
+        for geometry in [of(1, 40, 64, 3), of(1, 3, 64, 3), of(1, 100, 24, 1)] {
+            let problem = problem(geometry, false, true, pixels);
+            assert_eq!(chosen(&problem), "int8_im2col_gemm", "{geometry:?}");
+            assert_eq!(kernel("int8_mma_narrow").supports(&caps(arch), &problem), Ok(()), "{geometry:?}");
+        }
+        for (geometry, layouts, why) in [
+            (of(2, 48, 8, 3), pixels, "leaves a multiple of 16 channels"),
+            (of(2, 1, 2, 3), pixels, "more than 128 times as much as 2 outputs by 9 columns"),
+            (of(2, 40, 72, 3), planes, "in nhwc"),
+        ] {
+            let problem = problem(geometry, true, false, layouts);
+            let reason = kernel("int8_mma_narrow").supports(&caps(arch), &problem).unwrap_err();
+            assert!(reason.0.contains(why), "{problem}: {reason}");
+        }
     }
 }

@@ -18,6 +18,7 @@ mod fpa_intb;
 mod grouped;
 mod int8;
 mod int8_forms;
+mod int8_narrow;
 mod int8_plans;
 mod library;
 mod llm_int8;
