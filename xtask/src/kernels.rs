@@ -199,6 +199,8 @@ groups lie within the channels of a position. Images in planes that none of thes
         ("80 to 80 3×3", new(80, 80, 3), true, false, pixels),
         ("3 to 64 7×7 of stride 2", Geometry { stride: [2; 2], ..new(3, 64, 7) }, true, false, pixels),
         ("128 to 128 3×3 in 8 groups", Geometry { groups: 8, ..new(128, 128, 3) }, true, false, pixels),
+        ("80 to 144 3×3 in 2 groups", Geometry { groups: 2, ..new(80, 144, 3) }, true, false, pixels),
+        ("24 to 80 3×3 in 4 groups", Geometry { groups: 4, ..new(24, 80, 3) }, true, false, pixels),
         ("128 to 128 3×3 in 128 groups", Geometry { groups: 128, ..new(128, 128, 3) }, true, false, pixels),
         ("64 to 64 3×3 in planes", new(64, 64, 3), true, false, planes),
         ("64 to 64 3×3 by weights with zero points", new(64, 64, 3), false, false, pixels),
