@@ -6,8 +6,8 @@
 //       the padding where the next is not
 //   8 and 4 bytes are copied (cp.async); 2 and 1 are loaded, put together to words, and wait in registers while a stage
 //       is read; so do all on sm_75
-// Columns past the last position, and what lies in the padding, are the zero point of x.  Of W only rows of outputs that
-// there are come to shared memory: the others stay what they were, and their sums are not stored.
+// Columns past the last position, and what lies in the padding, are the zero point of x.  Of W only rows of outputs
+// that there are come to shared memory: the others stay what they were, and their sums are not stored.
 // After the constants and the arguments of the kernel, whose names these are.
 #pragma once
 #include "requantize.cuh"
@@ -63,8 +63,8 @@ struct Pixels {
   }
 };
 
-// Sets the e-th piece of 16 bytes to that at an address, or to bytes of `fill` where not `there`. In turn from the first
-// on.
+// Sets the e-th piece of 16 bytes to that at an address, or to bytes of `fill` where not `there`. Pieces are set in
+// their order.
 DEV void set_piece(u32 (&v)[4], int e, const u8* from, bool there, u32 fill) {
   if constexpr (PIECE == 8) {
     uint2 piece = make_uint2(fill, fill);

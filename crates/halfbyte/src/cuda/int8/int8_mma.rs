@@ -1,5 +1,5 @@
 //! GEMM and implicit GEMM of bytes on every processor from sm_75 on: launches of `int8_mma.cu`, x as windows on images whose
-//! pixels have a multiple of 16 channels of a group; for [`int8_mma_narrow`](super::int8_mma_narrow) of any number.
+//! pixels have a multiple of 16 channels of a group; for `int8_mma_narrow` of any number.
 
 use super::layer::LayerArguments;
 use super::{Call, Int8, Kernel, Layer, Place, Problem, check_addresses, fits_31_bits};
