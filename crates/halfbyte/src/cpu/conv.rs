@@ -14,10 +14,11 @@ pub(crate) mod depthwise;
 pub mod explain;
 mod images;
 pub(crate) mod int8;
+mod strips;
 mod windows;
 
 use super::Cpu;
-use super::matmul::{self, Epilogue, Input, Kernel, Output, Packed, Pixels, Plans, Rows};
+use super::matmul::{self, Epilogue, Input, Kernel, Output, Packed, Pixels, Placed, Plans, Rows};
 use super::patches::Patches;
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::Result;
@@ -27,6 +28,7 @@ use crate::tensor::{Float, Floats, FloatsMut};
 use depthwise::Depthwise;
 use std::cell::RefCell;
 use std::ops::Range;
+use strips::Strips;
 
 /// Bytes of a slab's panels of x: half of a level-2 cache of 1 MiB, less the weights' share.
 const SLAB_BYTES: usize = 384 << 10;
@@ -73,6 +75,9 @@ pub(crate) struct Scratch {
 thread_local! {
     /// Panels of the slab that this thread computes.
     static SLAB: RefCell<matmul::Scratch> = RefCell::default();
+
+    /// The strip that it multiplies.
+    static STRIP: RefCell<strips::Room> = RefCell::default();
 }
 
 /// Computes a convolution whose lengths have been checked. Error: no kernel serves the product.
@@ -80,7 +85,7 @@ pub(crate) fn run(cpu: &Cpu, call: Call<'_>) -> Result<()> {
     let Call { shape, x, x_layout, weights, plans, epilogue, y, y_layout } = call;
     let (m, geometry) = (shape.output_pixels(), shape.geometry());
     let kernel = match weights {
-        Weights::Products(w) => Some(plans.at(&cpu.caps(), &problem(shape, &w[0], [x.dtype(), y.dtype()]))?),
+        Weights::Products(w) => Some(plans.of_windows(&cpu.caps(), &problem(shape, &w[0], [x.dtype(), y.dtype()]))?),
         Weights::Depthwise(_) => None,
     };
     if m == 0 {
@@ -120,6 +125,26 @@ fn products(
 ) {
     let geometry = shape.geometry();
     let (k, groups, outputs) = (geometry.k(), geometry.groups, geometry.outputs());
+    if kernel.placed && !matches!(&weights[0], Packed::Quantized(_, act) if act.is_quantized()) {
+        let strips = Strips::new(shape);
+        let parts = strips.count() * groups;
+        let threads = if parts >= cpu.threads().count() { 1 } else { cpu.threads().count() };
+        let part = |i: usize| {
+            let (group, rows) = (i % groups, strips.rows(i / groups));
+            let y = y.part(rows.clone(), group * outputs..(group + 1) * outputs);
+            STRIP.with_borrow_mut(|room| {
+                let strip = strips.make(x, i / groups, group, room);
+                let x = Rows::Placed(Placed::new(strip.x, strips.runs(), strip.starts, threads));
+                let input = Input { x, m: rows.len(), w: &weights[group] };
+                SLAB.with_borrow_mut(|scratch| matmul::run_part(kernel, cpu, scratch, &input, &y));
+            });
+        };
+        match threads {
+            1 => cpu.threads().run(parts, &part),
+            _ => (0..parts).for_each(part),
+        }
+        return;
+    }
     let pixels = match &weights[0] {
         Packed::Quantized(w, act) if act.is_quantized() && !shape.is_product() => {
             let pixels = Pixels::new(w, *act, geometry.positions());

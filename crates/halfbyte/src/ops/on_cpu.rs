@@ -176,7 +176,9 @@ impl layers::Conv2d<Cpu> for Conv2d {
     /// `depthwise`, or one of [`crate::cpu::matmul::KERNELS`].
     fn kernel(&self, device: &Cpu, call: &Convolution<'_>, types: [Float; 2]) -> Result<&'static str> {
         match &self.weights {
-            Weights::Products(w) => Ok(self.plans.at(&device.caps(), &conv::problem(call.shape, &w[0], types))?.name),
+            Weights::Products(w) => {
+                Ok(self.plans.of_windows(&device.caps(), &conv::problem(call.shape, &w[0], types))?.name)
+            }
             Weights::Depthwise(_) => Ok("depthwise"),
         }
     }

@@ -118,6 +118,9 @@ pub fn cases() -> Vec<(Geometry, usize, [usize; 2])> {
         (Geometry { padding: [1; 4], ..new(1, 18, [3, 3]) }, 1, [7, 7]),
         (Geometry { padding: [1; 4], ..new(8, 8, [3, 3]) }, 0, [4, 4]),
         (new(8, 4, [4, 4]), 1, [4, 4]),
+        // Many outputs, and sums of more columns than are added up at once.
+        (Geometry { padding: [1; 4], ..new(32, 200, [3, 3]) }, 1, [6, 7]),
+        (Geometry { padding: [1; 4], ..new(1400, 3, [3, 3]) }, 1, [3, 4]),
     ]
 }
 

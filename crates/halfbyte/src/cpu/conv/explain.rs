@@ -61,7 +61,7 @@ pub fn conv2d(caps: &Caps, format: Option<Format>, shape: &Conv2dShape, [x, y]: 
         kernel: kernel.name,
         layout: kernel.layout,
         what: kernel.what,
-        reason: kernel.supports(caps, &problem).err(),
+        reason: kernel.supports_windows(caps, &problem).err(),
     });
     Ok(explained([depthwise].into_iter().chain(products).collect()))
 }

@@ -24,6 +24,9 @@ use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL};
 use crate::tensor::Float;
 use std::ops::Range;
 
+/// Its name in the table of kernels.
+pub(super) const NAME: &str = "a16_amx";
+
 /// Whether this kernel serves a problem; else why not.
 pub(super) fn supports(caps: &Caps, problem: &Problem) -> Result<(), Reason> {
     exact(problem)?;
@@ -44,6 +47,25 @@ pub(super) fn supports(caps: &Caps, problem: &Problem) -> Result<(), Reason> {
 pub(super) fn least_rows(problem: &Problem) -> usize {
     let (parts, group) = (parts(problem.x), amx::group_len(problem));
     10 + 3 * parts + parts * 150 * 150 / (group * group)
+}
+
+/// Whether this kernel serves the windows of a convolution; else why not.
+///
+/// Vectors read windows where they lie. Here they are gathered, and each position is cut into its parts again for every window that sees it.
+/// Only many outputs pay for that, and more of them, the more often sums are scaled. (Measured on a Xeon: `docs/decisions/0023`.)
+pub(super) fn supports_windows(problem: &Problem) -> Result<(), Reason> {
+    let (parts, group, outputs) = (parts(problem.x) as f32, amx::group_len(problem) as f32, problem.n as f32);
+    // What gathering costs, and an output, in what an output costs by vectors.
+    let (windows, output) = (30.0 + 19.0 * parts, 0.2 + 0.09 * parts + (8.0 + 6.0 * parts) / group);
+    if windows + output * outputs <= outputs {
+        return Ok(());
+    }
+    Err(Reason(match output < 1.0 {
+        true => {
+            format!("pays from {:.0} outputs of a group of channels on, there are {outputs}", windows / (1.0 - output))
+        }
+        false => "gathers windows, which vectors read where they lie".into(),
+    }))
 }
 
 /// Numbers of bf16 that a number of x is the sum of.

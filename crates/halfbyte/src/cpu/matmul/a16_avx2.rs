@@ -9,12 +9,21 @@
 //! Up to four rows are multiplied by weights converted in registers. More rows take the weights from a buffer.
 
 mod dense;
+mod product;
 
 use super::exact_act::{ConvertFn, DirectFn, ProductFn, RUN, Tiles, Weights};
+use super::placed::{Block, PlacedTiles};
 use crate::layout::cpu_n16::{NARROW_TABLE, PackedZeros, TABLE, WIDE_TABLE};
 use crate::tensor::Float;
 
-pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4, 6], panels, direct, convert, product };
+pub(super) const TILES: Tiles = Tiles {
+    heights: &[1, 2, 4, 6],
+    panels,
+    direct,
+    convert,
+    product,
+    placed: PlacedTiles { height: 6, panels: 1, product: |_| product::placed::<6, 1> },
+};
 
 fn panels(height: usize) -> usize {
     if height <= 2 { 2 } else { 1 }
@@ -98,18 +107,18 @@ fn convert(w: Weights<'_>) -> ConvertFn {
 
 fn product(height: usize, panels: usize) -> ProductFn {
     match (height, panels) {
-        (1, 2) => x86::product::<1, 2>,
-        (2, 2) => x86::product::<2, 2>,
-        (1, 1) => x86::product::<1, 1>,
-        (2, 1) => x86::product::<2, 1>,
-        (4, 1) => x86::product::<4, 1>,
-        (6, 1) => x86::product::<6, 1>,
+        (1, 2) => product::packed::<1, 2>,
+        (2, 2) => product::packed::<2, 2>,
+        (1, 1) => product::packed::<1, 1>,
+        (2, 1) => product::packed::<2, 1>,
+        (4, 1) => product::packed::<4, 1>,
+        (6, 1) => product::packed::<6, 1>,
         (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
     }
 }
 
 mod x86 {
-    use super::{RUN, Weights};
+    use super::{RUN, Weights, product};
     use crate::cpu::matmul::blocking::SPANS_TOGETHER;
     use crate::cpu::matmul::exact_act::PLACES_TOGETHER;
     use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, nibbles, quad, room, store_f32, table};
@@ -384,7 +393,7 @@ mod x86 {
             let block = start..(start + BLOCK).min(places);
             let buffer = &mut buffer[..block.len() * PANEL];
             convert_quantized::<FORM>(w, panel, block.clone(), buffer, PANEL);
-            product::<R, 1>(&x[block.start * R..block.end * R], buffer, c);
+            product::packed::<R, 1>(&x[block.start * R..block.end * R], buffer, c);
             if block.end.is_multiple_of(PLACES_TOGETHER) {
                 add_to(&total, c);
                 total = std::array::from_fn(|r| [load_f32(&c[r * PANEL..])]);
@@ -456,43 +465,5 @@ mod x86 {
                 tile = tile.wrapping_add(tile_bytes);
             }
         }
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) fn product<const R: usize, const P: usize>(x: &[f32], w: &[f32], c: &mut [f32]) {
-        for (x, w) in x.chunks(RUN * R).zip(w.chunks(RUN * P * PANEL)) {
-            add_run::<R, P>(x, w, c);
-        }
-    }
-
-    /// A function of its own, not inlined, so that the sums stay in registers all through the loop.
-    #[inline(never)]
-    #[target_feature(enable = "avx2,fma")]
-    fn add_run<const R: usize, const P: usize>(x: &[f32], w: &[f32], c: &mut [f32]) {
-        let places = x.len() / R;
-        assert!(x.len() == places * R && w.len() == places * P * PANEL && c.len() == R * P * PANEL);
-        let mut y: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
-        let (mut x, mut w) = (x.as_ptr(), w.as_ptr());
-        for _ in 0..places {
-            let mut weight = [[_mm256_setzero_ps(); 2]; P];
-            for p in 0..P {
-                for h in 0..2 {
-                    // SAFETY: within w, whose length was asserted.
-                    weight[p][h] = unsafe { _mm256_loadu_ps(w.add(p * PANEL + h * 8)) };
-                }
-            }
-            for r in 0..R {
-                // SAFETY: within x, whose length was asserted.
-                let v = _mm256_set1_ps(unsafe { *x.add(r) });
-                for p in 0..P {
-                    for h in 0..2 {
-                        y[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], y[r][p][h]);
-                    }
-                }
-            }
-            x = x.wrapping_add(R);
-            w = w.wrapping_add(P * PANEL);
-        }
-        add_to(&y, c);
     }
 }

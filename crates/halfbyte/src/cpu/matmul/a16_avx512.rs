@@ -10,11 +10,20 @@
 //! from one byte further on, and so on: loads have room to spare where shifts have none.
 
 mod dense;
+mod product;
 
 use super::exact_act::{ConvertFn, DirectFn, ProductFn, RUN, Tiles, Weights};
+use super::placed::{Block, PlacedFn, PlacedTiles};
 use crate::tensor::Float;
 
-pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, direct, convert, product };
+pub(super) const TILES: Tiles = Tiles {
+    heights: &[1, 2, 4, 6, 8, 10, 12],
+    panels,
+    direct,
+    convert,
+    product,
+    placed: PlacedTiles { height: 8, panels: 3, product: placed },
+};
 
 fn panels(height: usize) -> usize {
     if height <= 4 { 4 } else { 2 }
@@ -82,7 +91,16 @@ fn convert(w: Weights<'_>) -> ConvertFn {
 }
 
 fn product(height: usize, panels: usize) -> ProductFn {
-    of_shape!(height, panels, x86::product)
+    of_shape!(height, panels, product::packed)
+}
+
+fn placed(panels: usize) -> PlacedFn {
+    match panels {
+        1 => product::placed::<8, 1>,
+        2 => product::placed::<8, 2>,
+        3 => product::placed::<8, 3>,
+        panels => unreachable!("no tile of {panels} panels"),
+    }
 }
 
 mod x86 {
@@ -405,33 +423,6 @@ mod x86 {
                 }
                 tile = tile.wrapping_add(tile_bytes);
             }
-        }
-    }
-
-    #[target_feature(enable = "avx512f")]
-    pub(super) fn product<const R: usize, const P: usize>(x: &[f32], w: &[f32], c: &mut [f32]) {
-        let places = x.len() / R;
-        assert!(x.len() == places * R && w.len() == places * P * PANEL && c.len() == R * P * PANEL);
-        let (mut x, mut w) = (x.as_ptr(), w.as_ptr());
-        for start in (0..places).step_by(RUN) {
-            let mut y = [[_mm512_setzero_ps(); P]; R];
-            for _ in start..(start + RUN).min(places) {
-                let mut weight = [_mm512_setzero_ps(); P];
-                for p in 0..P {
-                    // SAFETY: within w, whose length was asserted.
-                    weight[p] = unsafe { _mm512_loadu_ps(w.add(p * PANEL)) };
-                }
-                for r in 0..R {
-                    // SAFETY: within x, whose length was asserted.
-                    let v = _mm512_set1_ps(unsafe { *x.add(r) });
-                    for p in 0..P {
-                        y[r][p] = _mm512_fmadd_ps(v, weight[p], y[r][p]);
-                    }
-                }
-                x = x.wrapping_add(R);
-                w = w.wrapping_add(P * PANEL);
-            }
-            add_to(&y, c);
         }
     }
 }

@@ -70,7 +70,9 @@ impl Operands for Bytes<'_> {
                         encode_row(self.cpu, &self.whole, row, bytemuck::cast_slice_mut(line), &mut numbers[r..], ROWS);
                     }
                     (Rows::Encoded(pixels), Some(row)) => pixels.row(row, line, ROWS, &mut numbers[r..]),
-                    (Rows::Patches(..), _) => unreachable!("pixels are quantised before their windows are gathered"),
+                    (Rows::Patches(..) | Rows::Placed(_), _) => {
+                        unreachable!("pixels are quantised before their windows are gathered")
+                    }
                 }
                 x.put(bytemuck::cast_slice(line), r, 0);
             }

@@ -2,6 +2,7 @@
 //! as the processor's baseline goes.
 
 use super::blocking::SPANS_TOGETHER;
+use super::placed::{Block, PlacedTiles};
 use super::{exact_act, quantized_act};
 use crate::format::Zero;
 use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, Span, code};
@@ -18,6 +19,7 @@ pub(super) const EXACT_ACT_TILES: exact_act::Tiles = exact_act::Tiles {
     direct: |_, height, _| if height == 1 { direct::<1> } else { direct::<4> },
     convert: |_| convert,
     product: |height, _| if height == 1 { product::<1> } else { product::<4> },
+    placed: PlacedTiles { height: 4, panels: 1, product: |_| placed },
 };
 
 /// Values of place `place` of a panel.
@@ -152,6 +154,31 @@ fn product<const R: usize>(x: &[f32], w: &[f32], c: &mut [f32]) {
             for r in 0..R {
                 for lane in 0..PANEL {
                     sums[r][lane] += x[r] * w[lane];
+                }
+            }
+        }
+        for (c, sum) in c.iter_mut().zip(sums.as_flattened()) {
+            *c += sum;
+        }
+    }
+}
+
+/// # Safety
+/// x has the block of each row.
+unsafe fn placed(x: *const f32, starts: &[usize], block: Block<'_>, w: &[f32], c: &mut [f32]) {
+    let mut w = w;
+    for run in block.runs() {
+        let mut sums = [[0.0; PANEL]; 4];
+        for part in run {
+            let (weights, after) = w.split_at(part.len * PANEL);
+            w = after;
+            for (i, w) in (part.from..).zip(weights.chunks_exact(PANEL)) {
+                for r in 0..4 {
+                    // SAFETY: promised to this function.
+                    let v = unsafe { *x.add(starts[r] + i) };
+                    for lane in 0..PANEL {
+                        sums[r][lane] += v * w[lane];
+                    }
                 }
             }
         }

@@ -16,6 +16,7 @@
 //! ```
 
 use super::blocking::{RowPanels, SPANS_TOGETHER, Steps, Tasks, take, with_buffers};
+use super::placed::{self, PlacedTiles};
 use super::{Input, Output, Packed, Rows, Scratch};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
@@ -61,6 +62,8 @@ pub(super) struct Tiles {
     pub convert: fn(weights: Weights<'_>) -> ConvertFn,
     /// Multiplies converted weights.
     pub product: fn(height: usize, panels: usize) -> ProductFn,
+    /// The same of rows wherever they lie.
+    pub placed: PlacedTiles,
 }
 
 /// Weights of either kind.
@@ -71,14 +74,22 @@ pub(super) enum Weights<'a> {
 }
 
 impl Weights<'_> {
-    fn places(&self) -> usize {
+    pub(super) fn places(&self) -> usize {
         match self {
             Weights::Quantized(w) => w.places(),
             Weights::Dense(w) => w.k(),
         }
     }
 
-    fn panels(&self) -> usize {
+    /// Whether columns of x are multiplied in their order, without filler between them.
+    fn in_order(&self) -> bool {
+        match self {
+            Weights::Quantized(w) => w.columns().is_none(),
+            Weights::Dense(_) => true,
+        }
+    }
+
+    pub(super) fn panels(&self) -> usize {
         match self {
             Weights::Quantized(w) => w.panels(),
             Weights::Dense(w) => w.panels(),
@@ -110,6 +121,12 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
         Packed::Quantized(w, _) => Weights::Quantized(w),
         Packed::Dense(w) => Weights::Dense(w),
     };
+    if let Rows::Placed(x) = &input.x
+        && input.m > tiles.placed.height
+        && w.in_order()
+    {
+        return placed::run(cpu, x, w, y, tiles);
+    }
     let rows = RowPanels::new(input.m, tiles.heights);
     let height = rows.height;
     let places = w.places();

@@ -64,6 +64,7 @@ mod exact_act;
 mod exact_row;
 #[cfg(target_arch = "x86_64")]
 mod exact_row_ymm;
+mod placed;
 mod quantized_act;
 mod rows;
 
@@ -71,6 +72,7 @@ pub use crate::kernel::Activation;
 pub(crate) use encode::Pixels;
 pub use epilogue::Epilogue;
 pub(crate) use epilogue::Output;
+pub(crate) use placed::{Placed, Runs};
 pub(crate) use rows::{Rows, widen};
 
 use super::Cpu;
@@ -170,6 +172,8 @@ pub struct Kernel {
     pub layout: &'static str,
     /// What it does, in one line.
     pub what: &'static str,
+    /// Whether it multiplies rows wherever they lie ([`Rows::Placed`]), not only copies of them.
+    pub(crate) placed: bool,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
     run: fn(&Cpu, &mut Scratch, &Input<'_>, &Output<'_>),
 }
@@ -178,6 +182,16 @@ impl Kernel {
     /// Whether it computes a problem on a device, or why not.
     pub fn supports(&self, caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
         (self.supports)(caps, problem)
+    }
+
+    /// The same of the windows of a convolution.
+    pub(crate) fn supports_windows(&self, caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+        self.supports(caps, problem)?;
+        #[cfg(target_arch = "x86_64")]
+        if self.name == a16_amx::NAME {
+            return a16_amx::supports_windows(problem);
+        }
+        Ok(())
     }
 }
 
@@ -210,6 +224,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "a8_amx",
         layout: "cpu_n16",
         what: "x to int8, tdpbssd, f32 sums a group",
+        placed: false,
         supports: a8_amx::supports,
         run: a8_amx::run,
     },
@@ -218,6 +233,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "a8_avx512vnni",
         layout: "cpu_n16",
         what: "x to int8, vpdpbusd, f32 sums a group",
+        placed: false,
         supports: |caps, p| quantized(p).and_then(|()| needs(caps, Isa::Avx512)),
         run: |cpu, scratch, input, y| quantized_act::run(cpu, scratch, input, y, &a8_avx512vnni::TILES),
     },
@@ -226,6 +242,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "a8_avxvnni",
         layout: "cpu_n16",
         what: "x to int8, vpdpbusd of 256 bits, f32 sums a group",
+        placed: false,
         supports: |caps, p| quantized(p).and_then(|()| needs(caps, Isa::AvxVnni)),
         run: |cpu, scratch, input, y| quantized_act::run(cpu, scratch, input, y, &a8_avxvnni::TILES),
     },
@@ -234,14 +251,16 @@ pub const KERNELS: &[Kernel] = &[
         name: "a8_avx2",
         layout: "cpu_n16",
         what: "x to int8, vpmaddubsw, f32 sums a group",
+        placed: false,
         supports: |caps, p| quantized(p).and_then(|()| needs(caps, Isa::Avx2)),
         run: |cpu, scratch, input, y| quantized_act::run(cpu, scratch, input, y, &a8_avx2::TILES),
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
-        name: "a16_amx",
+        name: a16_amx::NAME,
         layout: "cpu_n16",
         what: "codes to bf16, x to one, two or three bf16, tdpbf16ps, f32 sums a group",
+        placed: false,
         supports: a16_amx::supports,
         run: a16_amx::run,
     },
@@ -250,6 +269,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "a16_avx512bf16",
         layout: "cpu_n16",
         what: "codes to bf16, vdpbf16ps, f32 sums a group",
+        placed: false,
         supports: a16_avx512bf16::supports,
         run: a16_avx512bf16::run,
     },
@@ -258,6 +278,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "a16_avx512vnni",
         layout: "cpu_n16",
         what: "one row: x to 32 bits of fixed point, vpdpbusd of its bytes, exact sums a group",
+        placed: false,
         supports: |caps, p| exact_row::supports(caps, p, Isa::Avx512),
         run: |cpu, scratch, input, y| exact_row::run(cpu, scratch, input, y, &a16_avx512vnni::FUNCTIONS),
     },
@@ -266,6 +287,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "a16_avx512",
         layout: "cpu_n16, cpu_dense_n16",
         what: "weights to f32 in registers or a panel in cache, f32 multiply-add",
+        placed: true,
         supports: |caps, p| exact(p).and_then(|()| needs(caps, Isa::Avx512)),
         run: |cpu, scratch, input, y| exact_act::run(cpu, scratch, input, y, &a16_avx512::TILES),
     },
@@ -274,6 +296,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "a16_avxvnni",
         layout: "cpu_n16",
         what: "one row: x to 32 bits of fixed point, vpdpbusd of its bytes in 256 bits, exact sums a group",
+        placed: false,
         supports: |caps, p| exact_row::supports(caps, p, Isa::AvxVnni),
         run: |cpu, scratch, input, y| exact_row::run(cpu, scratch, input, y, &a16_avxvnni::FUNCTIONS),
     },
@@ -282,6 +305,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "a16_avx2madd",
         layout: "cpu_n16",
         what: "one row: x to 32 bits of fixed point, vpmaddwd of its halves, exact sums a group",
+        placed: false,
         supports: |caps, p| exact_row::supports(caps, p, Isa::Avx2),
         run: |cpu, scratch, input, y| exact_row::run(cpu, scratch, input, y, &a16_avx2madd::FUNCTIONS),
     },
@@ -290,6 +314,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "a16_avx2",
         layout: "cpu_n16, cpu_dense_n16",
         what: "weights to f32 in registers or a panel in cache, f32 multiply-add",
+        placed: true,
         supports: |caps, p| exact(p).and_then(|()| needs(caps, Isa::Avx2)),
         run: |cpu, scratch, input, y| exact_act::run(cpu, scratch, input, y, &a16_avx2::TILES),
     },
@@ -297,6 +322,7 @@ pub const KERNELS: &[Kernel] = &[
         name: "any_scalar",
         layout: "cpu_n16, cpu_dense_n16",
         what: "plain Rust, every format, every processor",
+        placed: true,
         supports: |_, _| Ok(()),
         run: |cpu, scratch, input, y| {
             if matches!(input.w, Packed::Quantized(_, act) if act.is_quantized()) {
@@ -356,7 +382,7 @@ pub(crate) fn rows_of_choices(problem: &Problem) -> Vec<usize> {
     rows
 }
 
-/// The choices for one weight, each made when it is first needed: for every pair of types, and by how many of [`least_rows`] x
+/// The choices for one weight, as a matrix or as that of a convolution, each made when it is first needed: for every pair of types, and by how many of [`least_rows`] x
 /// has.
 #[derive(Debug, Default)]
 pub(crate) struct Plans([[OnceLock<(Caps, &'static Kernel)>; 5]; 9]);
@@ -364,6 +390,21 @@ pub(crate) struct Plans([[OnceLock<(Caps, &'static Kernel)>; 5]; 9]);
 impl Plans {
     /// What [`select`] chooses. Error: no kernel serves the problem.
     pub fn at(&self, caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
+        self.by(caps, problem, || select(caps, problem))
+    }
+
+    /// The kernel that serves the windows of a convolution. Error: there is none.
+    pub fn of_windows(&self, caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
+        let serves = |kernel: &'static Kernel| kernel.supports_windows(caps, problem).map(|()| kernel);
+        self.by(caps, problem, || first("conv2d", problem, KERNELS, serves))
+    }
+
+    fn by(
+        &self,
+        caps: &Caps,
+        problem: &Problem,
+        select: impl FnOnce() -> Result<&'static Kernel>,
+    ) -> Result<&'static Kernel> {
         let number = |dtype: Float| match dtype {
             Float::F16 => 0,
             Float::BF16 => 1,
@@ -375,7 +416,7 @@ impl Plans {
             Some((of, kernel)) if of == caps => Ok(kernel),
             // The first device that runs a weight is nearly always the only one.
             _ => {
-                let kernel = select(caps, problem)?;
+                let kernel = select()?;
                 let _ = plan.set((*caps, kernel));
                 Ok(kernel)
             }

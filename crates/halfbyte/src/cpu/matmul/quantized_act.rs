@@ -256,7 +256,9 @@ impl Pack<'_> {
                         encode_row(cpu, &self.whole, row, bytemuck::cast_slice_mut(line), &mut row_spans[r..], height);
                     }
                     Rows::Encoded(pixels) => pixels.row(row, line, height, &mut row_spans[r..]),
-                    Rows::Patches(..) => unreachable!("pixels are quantised before their windows are gathered"),
+                    Rows::Patches(..) | Rows::Placed(_) => {
+                        unreachable!("pixels are quantised before their windows are gathered")
+                    }
                 }
             }
             let out = bytemuck::cast_slice_mut(out);

@@ -1,6 +1,7 @@
 //! Where rows of x come from: a matrix, or the windows of a convolution, gathered row by row.
 
 use super::encode::EncodedPixels;
+use super::placed::Placed;
 use crate::cpu::patches::Patches;
 #[cfg(target_arch = "x86_64")]
 use crate::tensor::Float;
@@ -16,6 +17,8 @@ pub(crate) enum Rows<'a> {
     Matrix(Floats<'a>),
     /// Windows on images that lie pixel by pixel.
     Patches(Floats<'a>, Patches<'a>),
+    /// Windows on images with their padding, in f32, for products with exact activations alone.
+    Placed(Placed<'a>),
     /// Windows on images whose pixels are quantised already, for products with quantised activations alone.
     Encoded(EncodedPixels<'a>),
 }
@@ -26,7 +29,7 @@ impl Rows<'_> {
     pub(super) fn dtype(&self) -> Float {
         match self {
             Rows::Matrix(x) | Rows::Patches(x, _) => x.dtype(),
-            Rows::Encoded(_) => Float::F32,
+            Rows::Placed(_) | Rows::Encoded(_) => Float::F32,
         }
     }
 
@@ -46,6 +49,7 @@ impl Rows<'_> {
                 patches.copy(x, row, bf16::ZERO, room);
                 room.convert_to_f32_slice(out);
             }
+            Rows::Placed(x) => x.copy(row, out),
             Rows::Encoded(_) => unreachable!("pixels are quantised for kernels that multiply codes"),
         }
     }
