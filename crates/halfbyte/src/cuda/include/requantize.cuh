@@ -40,18 +40,33 @@ DEV void stage_codes(u32 staging, int i, int warp, int lane, u32 codes) {
   store_shared_u16(to, codes);
   store_shared_u16(to + 8, codes >> 16);
 }
+// Codes that a store takes at once, where rows of y are `pitch` bytes apart and begin with whole groups of `outputs`: 16, or
+// the power of two that divides both.
+DEV int codes_of_store(int outputs, int pitch) {
+  const int all = outputs | pitch | 16;
+  return all & -all;
+}
 // 16 codes of a pixel that were staged, from output `out` on of the `outputs` that there are: to memory, with the zero
-// point.
-DEV void store_codes(u8* y, u32 staging, int pixel, int piece, int out, int outputs, bool aligned, u32 zeros) {
+// point, as many at once as codes_of_store says.
+DEV void store_codes(u8* y, u32 staging, int pixel, int piece, int out, int outputs, int at_once, u32 zeros) {
   u32 b[4];
   load_shared(b, staging + place_of_piece(pixel, piece));
   if (zeros)
 #pragma unroll
     for (int e = 0; e < 4; e++) b[e] = __vadd4(b[e], zeros);
-  if (aligned)
+  if (at_once == 16) {
     *(uint4*)y = make_uint4(b[0], b[1], b[2], b[3]);
-  else
+  } else if (at_once == 8) {
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+      if (out + 8 * e < outputs) *(uint2*)(y + 8 * e) = make_uint2(b[2 * e], b[2 * e + 1]);
+  } else if (at_once == 4) {
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+      if (out + 4 * e < outputs) *(u32*)(y + 4 * e) = b[e];
+  } else {
 #pragma unroll
     for (int e = 0; e < 16; e++)
       if (out + e < outputs) y[e] = (u8)(b[e >> 2] >> (8 * (e & 3)));
+  }
 }

@@ -238,7 +238,7 @@ DEV void consume(const Arguments& g, u32 base, int warp, int lane, int first) {
   const u64 w0 = WGMMA_DESCRIPTOR_HIGH | wgmma_descriptor_low(base);
   const u64 x0 = (8ull << 32) | ((u64)(FOLD ? 1 : g.plane >> 4) << 16) | (((base + g.at_x) >> 4) + wg * NT);
   const int strips = (g.n + 63) >> 6, end = (blockIdx.y + 1) * g.strips < strips ? (blockIdx.y + 1) * g.strips : strips;
-  const bool aligned = (g.n & 15) == 0;
+  const int at_once = codes_of_store(g.n, g.n);
   const u32 zeros = (u32)(g.y_zero & 255) * 0x01010101u;
   // Pieces of 16 outputs that the thread stores.
   constexpr int PIECES = (NT * 4 + 127) / 128;
@@ -294,7 +294,7 @@ DEV void consume(const Arguments& g, u32 base, int warp, int lane, int first) {
 #pragma unroll
       for (int e = 0; e < PIECES; e++)
         if (pixels[e] != NONE)
-          store_codes(g.y + (u64)pixels[e] * g.n + out, staging, (t >> 2) + 32 * e, piece, out, g.n, aligned, zeros);
+          store_codes(g.y + (u64)pixels[e] * g.n + out, staging, (t >> 2) + 32 * e, piece, out, g.n, at_once, zeros);
   }
 }
 

@@ -126,15 +126,6 @@ DEV void store_floats(const Arguments& g, const int* staged, int strip, int firs
   }
 }
 
-// As store_codes where outputs of a group are a multiple of 4, but not of 16: 4 codes at once.
-DEV void store_fours_of_codes(u8* y, u32 staging, int pixel, int piece, int out, int outputs, u32 zeros) {
-  u32 b[4];
-  load_shared(b, staging + place_of_piece(pixel, piece));
-#pragma unroll
-  for (int e = 0; e < 4; e++)
-    if (out + 4 * e < outputs) *(u32*)(y + 4 * e) = __vadd4(b[e], zeros);
-}
-
 // Where 16 bytes of a row lie among rows of 128: eight rows of a piece lie in all banks.
 DEV u32 place_in_rows(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 
@@ -331,17 +322,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) int8_mma(const __g
   if constexpr (FLOATS) return;
   __syncthreads();
   const u32 zeros = (u32)(g.y_zero & 255) * 0x01010101u;
-  const bool aligned = ((g.outputs | g.windows.pitch) & 15) == 0;
-  const bool fours = NARROW && !aligned && (g.outputs & 3) == 0;
+  const int at_once = codes_of_store(g.outputs, g.windows.pitch);
 #pragma unroll 1
   for (int i = t; i < STRIPS * NT * 4; i += THREADS) {
     const int s = i / (NT * 4), pixel = i / 4 % NT, chunk = i & 3, at = first + pixel,
               out = (strip + s) * 64 + 16 * chunk;
     if (at >= g.m || out >= g.outputs) continue;
     u8* y = (u8*)g.y + (u64)at * g.windows.pitch + blockIdx.y * g.outputs + out;
-    if (fours)
-      store_fours_of_codes(y, base + s * (NT * 64), pixel, chunk, out, g.outputs, zeros);
-    else
-      store_codes(y, base + s * (NT * 64), pixel, chunk, out, g.outputs, aligned, zeros);
+    store_codes(y, base + s * (NT * 64), pixel, chunk, out, g.outputs, at_once, zeros);
   }
 }

@@ -202,13 +202,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
     barrier_sync(1 + wg, 128);
     const u32 zeros = (u32)(g.y_zero & 255) * 0x01010101u;
-    const bool aligned = ((g.outputs | v.pitch) & 15) == 0;
+    const int at_once = codes_of_store(g.outputs, v.pitch);
 #pragma unroll 1
     for (int i = t; i < NT * 4; i += 128) {
       const int pixel = i >> 2, chunk = i & 3, at = first + pixel, out = (strip + p) * 64 + 16 * chunk;
       if (at >= g.m || out >= g.outputs) continue;
       store_codes(g.y + (u64)at * v.pitch + blockIdx.y * g.outputs + out, staging, pixel, chunk, out, g.outputs,
-                  aligned, zeros);
+                  at_once, zeros);
     }
   }
 }

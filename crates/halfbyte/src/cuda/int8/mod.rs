@@ -157,9 +157,9 @@ impl Operation for Int8 {
         int8_direct_sm90::KERNEL,
         int8_sm90::KERNEL,
         int8_mma::KERNEL,
-        int8_im2col_gemm::KERNEL,
         int8_depthwise::KERNEL,
         int8_mma_narrow::KERNEL,
+        int8_im2col_gemm::KERNEL,
         int8_planes::KERNEL,
         int8_simt::KERNEL,
     ];
