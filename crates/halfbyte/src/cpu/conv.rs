@@ -1,14 +1,19 @@
-//! Convolutions on a CPU: products whose rows are gathered where they are needed.
+//! Convolutions on a CPU: products whose rows are windows on images.
 //!
 //! ```text
 //! x to pixels, if it lies in planes; with quantised activations, pixels to codes            (once, all threads)
-//! for each slab of output pixels × group of channels:                                       (a task each)
-//!     panels of what the slab's windows see                                                 in the cache
-//!     panels × weights, by the kernels and drivers of `matmul`, epilogue, to pixels or planes
+//! exact activations, by vectors:
+//!     for each strip of output pixels × group of channels:                                  (a task each)
+//!         what the strip's windows see, with its padding, in f32                            in the cache
+//!         windows where they lie × weights, epilogue, to pixels or planes
+//! quantised activations, and AMX tiles:
+//!     for each slab of output pixels × group of channels:                                   (a task each)
+//!         panels of what the slab's windows see, gathered                                   in the cache
+//!         panels × weights, by the kernels and drivers of `matmul`, epilogue, to pixels or planes
 //! ```
 //!
-//! Slabs are cut by the shape alone, so that the number of threads changes no bit. Where there are fewer slabs than threads, slabs
-//! follow each other and the team shares the outputs of each. One channel a group goes to `depthwise`.
+//! Strips and slabs are cut by the shape alone, so that the number of threads changes no bit. Where there are fewer of them than threads,
+//! they follow each other and the team shares the outputs of each. One channel a group goes to `depthwise`.
 
 pub(crate) mod depthwise;
 pub mod explain;
@@ -126,24 +131,7 @@ fn products(
     let geometry = shape.geometry();
     let (k, groups, outputs) = (geometry.k(), geometry.groups, geometry.outputs());
     if kernel.placed && !matches!(&weights[0], Packed::Quantized(_, act) if act.is_quantized()) {
-        let strips = Strips::new(shape);
-        let parts = strips.count() * groups;
-        let threads = if parts >= cpu.threads().count() { 1 } else { cpu.threads().count() };
-        let part = |i: usize| {
-            let (group, rows) = (i % groups, strips.rows(i / groups));
-            let y = y.part(rows.clone(), group * outputs..(group + 1) * outputs);
-            STRIP.with_borrow_mut(|room| {
-                let strip = strips.make(x, i / groups, group, room);
-                let x = Rows::Placed(Placed::new(strip.x, strips.runs(), strip.starts, threads));
-                let input = Input { x, m: rows.len(), w: &weights[group] };
-                SLAB.with_borrow_mut(|scratch| matmul::run_part(kernel, cpu, scratch, &input, &y));
-            });
-        };
-        match threads {
-            1 => cpu.threads().run(parts, &part),
-            _ => (0..parts).for_each(part),
-        }
-        return;
+        return products_of_strips(cpu, kernel, shape, x, weights, y);
     }
     let pixels = match &weights[0] {
         Packed::Quantized(w, act) if act.is_quantized() && !shape.is_product() => {
@@ -174,6 +162,35 @@ fn products(
         cpu.threads().run(parts, &part);
     } else {
         (0..parts).for_each(part);
+    }
+}
+
+/// The product of exact activations, of windows where they lie.
+fn products_of_strips(
+    cpu: &Cpu,
+    kernel: &Kernel,
+    shape: &Conv2dShape,
+    x: Floats<'_>,
+    weights: &[Packed],
+    y: &Output<'_>,
+) {
+    let (strips, outputs) = (Strips::new(shape), shape.geometry().outputs());
+    let parts = strips.count() * weights.len();
+    let threads = if parts >= cpu.threads().count() { 1 } else { cpu.threads().count() };
+    let part = |i: usize| {
+        let (strip, group) = (i / weights.len(), i % weights.len());
+        let rows = strips.rows(strip);
+        let y = y.part(rows.clone(), group * outputs..(group + 1) * outputs);
+        STRIP.with_borrow_mut(|room| {
+            let strip = strips.make(x, strip, group, room);
+            let x = Rows::Placed(Placed::new(strip.x, strips.runs(), strip.starts, threads));
+            let input = Input { x, m: rows.len(), w: &weights[group] };
+            SLAB.with_borrow_mut(|scratch| matmul::run_part(kernel, cpu, scratch, &input, &y));
+        });
+    };
+    match threads {
+        1 => cpu.threads().run(parts, &part),
+        _ => (0..parts).for_each(part),
     }
 }
 

@@ -40,8 +40,8 @@ DEV void stage_codes(u32 staging, int i, int warp, int lane, u32 codes) {
   store_shared_u16(to, codes);
   store_shared_u16(to + 8, codes >> 16);
 }
-// Codes that a store takes at once, where rows of y are `pitch` bytes apart and begin with whole groups of `outputs`: 16, or
-// the power of two that divides both.
+// Codes that a store takes at once, where rows of y are `pitch` bytes apart and begin with whole groups of `outputs`:
+// 16, or the power of two that divides both.
 DEV int codes_of_store(int outputs, int pitch) {
   const int all = outputs | pitch | 16;
   return all & -all;

@@ -1,7 +1,7 @@
 //! im2col and GEMM of bytes: for some output pixels at a time, what they see is copied into the workspace as rows of a matrix
 //! ([`crate::cuda::conv`] has the copy) and multiplied by `int8_sm90` or `int8_mma`.
 //!
-//! Serves what neither reads from images: planes, and few channels. The padding is copied as the zero point of x, so that the
+//! Serves what none reads from images: planes of one group. The padding is copied as the zero point of x, so that the
 //! product knows of none.
 
 use super::{Call, Int8, Kernel, Layer, Place, Problem, int8_mma, int8_sm90};

@@ -1,7 +1,7 @@
 //! Implicit GEMM of bytes on every processor from sm_75 on whose groups have any number of channels: `int8_mma.cu`, which copies
 //! what divides them, 8, 4, 2 channels or 1 at a time.
 //!
-//! Stands behind kernels that are faster where they serve: patches of one group, groups of few channels and as many outputs.
+//! Stands behind the kernel that is faster where it serves: groups of few channels and as many outputs.
 
 use super::int8_mma::{self, Implicit, PIECE};
 use super::{Kernel, Problem};

@@ -9,10 +9,10 @@
 //! |---|---|---|
 //! | `int8_direct_sm90` | sm_90a | the same of stride 1 and one group, wherever a multiprocessor holds all channels of what it sees; of stride 2 up to 4 channels |
 //! | `int8_sm90` | sm_90a | bytes to bytes in nhwc, weights without zero points, channels of a group a multiple of 64 |
-//! | `int8_im2col_gemm` | all from sm_75 on | y in nhwc, one group: slabs of patches, each a product by `int8_sm90` or `int8_mma` |
 //! | `int8_mma` | all from sm_75 on | bytes to bytes or floats in nhwc, channels of a group a multiple of 16 |
 //! | `int8_depthwise` | all from sm_75 on | bytes to bytes or floats in nhwc, groups of 1, 2, 4 or 8 channels and as many outputs, channels a multiple of 16 |
 //! | `int8_mma_narrow` | all from sm_75 on | bytes to bytes or floats in nhwc, any other number of channels of a group; not where tensor cores would multiply more than 128 times as much as the layer has |
+//! | `int8_im2col_gemm` | all from sm_75 on | y in nhwc, one group, x in any layout: slabs of patches, each a product by `int8_sm90` or `int8_mma` |
 //! | `int8_planes` | all from sm_75 on | x or y in planes, y in bytes if it is: what the kernels above compute of images pixel by pixel, copied before and after |
 //! | `int8_simt` | all from sm_75 on | everything |
 

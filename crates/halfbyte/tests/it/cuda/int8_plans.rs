@@ -32,11 +32,11 @@ fn the_choice_is_the_first_kernel_that_can() {
     assert_eq!(chosen(90, &problem(new(48, 7, [1, 1]), true, false, nhwc)), "int8_sm90");
     for arch in [75, 80] {
         assert_eq!(chosen(arch, &problem(wide, true, false, nhwc)), "int8_mma");
-        assert_eq!(chosen(arch, &problem(new(3, 64, [7, 7]), true, false, nhwc)), "int8_im2col_gemm");
+        assert_eq!(chosen(arch, &problem(new(3, 64, [7, 7]), true, false, nhwc)), "int8_mma_narrow");
         assert_eq!(chosen(arch, &problem(wide, true, false, LAYOUTS)), "int8_im2col_gemm");
         assert_eq!(chosen(arch, &problem(wide, false, false, nhwc)), "int8_mma");
         assert_eq!(chosen(arch, &problem(wide, false, true, nhwc)), "int8_mma");
-        assert_eq!(chosen(arch, &problem(new(3, 64, [7, 7]), false, true, nhwc)), "int8_im2col_gemm");
+        assert_eq!(chosen(arch, &problem(new(3, 64, [7, 7]), false, true, nhwc)), "int8_mma_narrow");
     }
     for (problem, why, instead) in [
         (problem(wide, false, false, nhwc), "without zero points", "int8_mma"),
@@ -45,10 +45,10 @@ fn the_choice_is_the_first_kernel_that_can() {
         (problem(wide, true, false, [Layout2d::Nchw; 2]), "in nhwc", "int8_planes"),
         (problem(wide, false, false, [Layout2d::Nchw; 2]), "without zero points", "int8_planes"),
         (problem(wide, true, true, [Layout2d::Nchw; 2]), "y is floats", "int8_simt"),
-        (problem(new(3, 64, [7, 7]), false, true, nhwc), "y is floats", "int8_im2col_gemm"),
+        (problem(new(3, 64, [7, 7]), false, true, nhwc), "y is floats", "int8_mma_narrow"),
         (problem(Geometry { groups: 2, ..wide }, true, false, nhwc), "a group has 32", "int8_mma"),
-        (problem(Geometry::new(40, 8, [1, 1]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),
-        (problem(Geometry::new(3, 64, [7, 7]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),
+        (problem(Geometry::new(40, 8, [1, 1]), true, false, nhwc), "a multiple of 16 channels", "int8_mma_narrow"),
+        (problem(Geometry::new(3, 64, [7, 7]), true, false, nhwc), "a multiple of 16 channels", "int8_mma_narrow"),
     ] {
         assert_eq!(chosen(90, &problem), instead, "{problem}");
         let reason = kernel("int8_sm90").supports(&caps(90), &problem).unwrap_err();
@@ -121,11 +121,11 @@ fn groups_of_any_number_of_channels_are_multiplied_by_tensor_cores() {
                 assert_eq!(in_planes, if floats { "int8_simt" } else { "int8_planes" }, "{geometry:?}");
             }
         }
-        // One group goes by patches, and may go here; a multiple of 16 channels does not.
+        // One group goes here before patches; a multiple of 16 channels does not.
         for geometry in [of(1, 40, 64, 3), of(1, 3, 64, 3), of(1, 100, 24, 1)] {
             let problem = problem(geometry, false, true, pixels);
-            assert_eq!(chosen(&problem), "int8_im2col_gemm", "{geometry:?}");
-            assert_eq!(kernel("int8_mma_narrow").supports(&caps(arch), &problem), Ok(()), "{geometry:?}");
+            assert_eq!(chosen(&problem), "int8_mma_narrow", "{geometry:?}");
+            assert_eq!(kernel("int8_im2col_gemm").supports(&caps(arch), &problem), Ok(()), "{geometry:?}");
         }
         for (geometry, layouts, why) in [
             (of(2, 48, 8, 3), pixels, "leaves a multiple of 16 channels"),

@@ -8,7 +8,7 @@
 //! promoting = groups · tokens · PROMOTE, and TERM for each further term
 //! ```
 
-use crate::cuda::conv::implicit_gemm_sm90::config::{EPILOGUE, TILE, UNIT, total_of_blocks, whole};
+use crate::cuda::conv::implicit_gemm_sm90::config::{EPILOGUE, PART, TILE, UNIT, schedules, total_of_blocks, whole};
 use crate::cuda::matmul::wna8_sm90::config::{ALONE, Config, Schedule, Terms};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
@@ -42,9 +42,9 @@ pub fn tiling(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiproc
 pub fn tilings(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Tiling> {
     let (shape, multiprocessors) = (shape.map(|size| size.max(1)), multiprocessors.max(1));
     let all = configs(atom, terms, shape[1], out).into_iter().flat_map(|config| {
-        let whole = whole(config.tiles(), shape, multiprocessors * config.blocks);
-        let cut = config.schedule(shape, multiprocessors);
-        [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
+        let workers = multiprocessors * config.blocks;
+        let (whole, cut) = (whole(config.tiles(), shape, workers), config.schedule(shape, multiprocessors));
+        schedules(whole, cut, [multiprocessors, config.blocks]).map(move |schedule| (config, schedule))
     });
     all.filter(|(_, schedule)| schedule.fits()).collect()
 }
@@ -78,7 +78,7 @@ fn clocks(config: Config, schedule: &Schedule, atom: Atom, terms: Terms) -> usiz
     let further = usize::from(terms.sums) + usize::from(terms.offsets);
     let promoting = atom.groups() * tokens * config.warpgroups * (PROMOTE + TERM * further) / 2;
     let (unit, end) = (products.max(bytes).max(promoting) + UNIT, TILE + tokens * EPILOGUE);
-    total_of_blocks(schedule, config.blocks, unit, end)
+    total_of_blocks(schedule, config.blocks, unit, [end, PART + tokens])
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@
 //! tile  = its units + TILE + tokens · strips of a warpgroup · EPILOGUE (· 2 if two sets join their sums)
 //! whole = rounds · tile                      every tile by one block
 //! cut   = units / blocks + 2 tiles' ends + JOIN    the last round's tiles cut evenly among all blocks
+//! parts = units / parts + 2 tiles' ends + JOIN_PARTS + parts · (PART + tokens · strips of a warpgroup)
+//!                                                  few tiles, each in as many parts of its own, which one block adds up
 //! ```
 //!
 //! Its constants were fitted to 120 times of the 3×3 layers of ResNet-50 at a batch of 32 on an H200, from which it is 10 % off on
@@ -32,6 +34,14 @@ pub(in crate::cuda) const EPILOGUE: usize = 7;
 
 /// Clocks of adding up parts of a cut tile.
 const JOIN: usize = 9700;
+
+/// The same where every part is one tile's, besides each part; of each part besides its pixels. Fitted to eight layers of 1 to 8 tiles in 2 to
+/// 64 parts on an H200.
+const JOIN_PARTS: usize = 1000;
+pub(in crate::cuda) const PART: usize = 340;
+
+/// Parts of a tile at most: before that the block that adds them up takes longer than multiplying.
+const MOST_PARTS: usize = 32;
 
 /// Multiply-adds and bytes from the second-level cache that a multiprocessor has in a clock.
 const PRODUCTS: usize = 2048;
@@ -77,9 +87,9 @@ pub fn tilings(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize
     let shape = shape.map(|size| size.max(1));
     let multiprocessors = multiprocessors.max(1);
     let all = configs(atom, shape[1], out).into_iter().flat_map(|config| {
-        let whole = whole(config, shape, multiprocessors * config.blocks);
-        let cut = Schedule::new(config, shape, multiprocessors * config.blocks);
-        [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
+        let workers = multiprocessors * config.blocks;
+        let (whole, cut) = (whole(config, shape, workers), Schedule::new(config, shape, workers));
+        schedules(whole, cut, [multiprocessors, config.blocks]).map(move |schedule| (config, schedule))
     });
     all.filter(|(_, schedule)| schedule.fits()).collect()
 }
@@ -151,6 +161,23 @@ pub(in crate::cuda) fn whole(config: Config, [m, n, k]: [usize; 3], multiprocess
     Schedule { steps: k.div_ceil(STEP), rows, columns, waves: tiles / workers, workers, sharers: cut, cut }
 }
 
+/// All ways in which blocks, so many on each of so many multiprocessors, share tiles: whole, cut evenly among all, and, of blocks that are alone,
+/// where tiles are few, each in as many parts.
+pub(in crate::cuda) fn schedules(
+    whole: Schedule,
+    cut: Schedule,
+    [multiprocessors, blocks]: [usize; 2],
+) -> impl Iterator<Item = Schedule> {
+    let tiles = whole.rows.saturating_mul(whole.columns).max(1);
+    let most = if blocks == 1 { multiprocessors / tiles } else { 1 };
+    let parts = 2..=most.min(whole.steps).min(MOST_PARTS);
+    let in_parts = parts.map(move |parts| {
+        let workers = tiles * parts;
+        Schedule { waves: 0, workers, sharers: workers, cut: tiles, ..whole }
+    });
+    [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().chain(in_parts)
+}
+
 /// The time of a tiling by the model above.
 fn clocks(config: Config, schedule: &Schedule, atom: Atom) -> usize {
     let (tokens, strips) = (config.tokens, config.tile_strips());
@@ -160,26 +187,35 @@ fn clocks(config: Config, schedule: &Schedule, atom: Atom) -> usize {
     let late = if config.early { 0 } else { atom.groups() * (tokens / 2 + 64) };
     let unit = products.max(bytes).max(strips * (CONVERSION + late)) + UNIT;
     let end = TILE + tokens * config.strips * EPILOGUE * config.sets;
-    total_of_blocks(schedule, config.blocks, unit, end)
+    total_of_blocks(schedule, config.blocks, unit, [end, PART + tokens * config.strips])
 }
 
-/// The same of one or two blocks a multiprocessor, for each of which a unit takes so long alone.
-pub(in crate::cuda) fn total_of_blocks(schedule: &Schedule, blocks: usize, unit: usize, end: usize) -> usize {
+/// The same of one or two blocks a multiprocessor, for each of which a unit, a tile's end and joining a part take so long alone.
+pub(in crate::cuda) fn total_of_blocks(
+    schedule: &Schedule,
+    blocks: usize,
+    unit: usize,
+    [end, part]: [usize; 2],
+) -> usize {
     match blocks {
-        1 => total(schedule, unit, end),
+        1 => total(schedule, unit, [end, part]),
         // What a block stores, another one multiplies meanwhile, at half the speed of one alone.
-        _ => total(schedule, blocks * unit, end.saturating_sub(schedule.steps * unit)),
+        _ => total(schedule, blocks * unit, [end.saturating_sub(schedule.steps * unit), part]),
     }
 }
 
-/// The time of a schedule with so many clocks a unit, and so many a tile's end.
-fn total(schedule: &Schedule, unit: usize, end: usize) -> usize {
+/// The time of a schedule with so many clocks a unit, a tile's end, and a part that is joined.
+fn total(schedule: &Schedule, unit: usize, [end, part]: [usize; 2]) -> usize {
     if schedule.cut == 0 || schedule.sharers == schedule.cut {
         let rounds = schedule.waves + schedule.cut.div_ceil(schedule.workers);
         return rounds.saturating_mul(schedule.steps * unit + end);
     }
     let left = (schedule.cut * schedule.steps).div_ceil(schedule.sharers.max(1));
-    (schedule.waves * schedule.steps + left).saturating_mul(unit) + (schedule.waves + 2) * end + JOIN
+    let parts = schedule.sharers.div_ceil(schedule.cut);
+    if schedule.waves == 0 && schedule.sharers == parts * schedule.cut {
+        return left * unit + 2 * end + JOIN_PARTS + parts * part;
+    }
+    (schedule.waves * schedule.steps + left).saturating_mul(unit) + (schedule.waves + 2) * end + JOIN.max(parts * part)
 }
 
 #[cfg(test)]
@@ -213,18 +249,34 @@ mod tests {
     }
 
     #[test]
+    fn one_block_does_not_add_up_too_many_parts() {
+        for (shape, atom) in
+            [([64, 32, 12800], ROWS), ([160, 24, 11760], ROWS), ([49, 120, 5376], Atom { bits: 8, ..ROWS })]
+        {
+            let (config, schedule) = tiling(atom, shape, Float::F16, 132, false);
+            let parts = schedule.sharers / schedule.cut.max(1);
+            assert!((4..=16).contains(&parts) && schedule.sharers == parts * schedule.cut, "{config} {schedule:?}");
+        }
+    }
+
+    #[test]
     fn every_tiling_computes_every_tile_once() {
         for bits in [4, 8] {
             for group in [0, 32, 64, 128] {
                 let atom = Atom { bits, group, ..ROWS };
                 for (m, n, k) in [(1, 1, 64), (49, 512, 4608), (1000, 64, 576), (100352, 64, 576), (6272, 2048, 1024)] {
                     for out in [Float::F16, Float::F32] {
-                        let (config, s) = tiling(atom, [m, n, k], out, 132, k == 1024);
-                        assert!(s.fits() && config.shared_bytes(&Form::floats(atom, out)) <= SHARED_BYTES, "{config}");
-                        assert_eq!(s.waves * s.workers + s.cut, s.rows * s.columns, "{config} {s:?}");
-                        assert!(s.rows * config.tile_strips() * STRIP >= n && s.columns * config.tokens >= m);
-                        assert!(out == Float::F16 || !config.early, "{config} rounds weights");
-                        assert!(config.stages_w % config.sets == 0 && config.stages_x >= 2, "{config}");
+                        let all = tilings(atom, [m, n, k], out, 132);
+                        assert!(all.contains(&tiling(atom, [m, n, k], out, 132, k == 1024)));
+                        for (config, s) in all {
+                            assert!(s.fits() && s.workers <= 132 * config.blocks, "{config} {s:?}");
+                            assert!(config.shared_bytes(&Form::floats(atom, out)) <= SHARED_BYTES, "{config}");
+                            assert_eq!(s.waves * s.workers + s.cut, s.rows * s.columns, "{config} {s:?}");
+                            assert!(s.sharers <= s.workers && s.sharers <= s.cut * s.steps, "{config} {s:?}");
+                            assert!(s.rows * config.tile_strips() * STRIP >= n && s.columns * config.tokens >= m);
+                            assert!(out == Float::F16 || !config.early, "{config} rounds weights");
+                            assert!(config.stages_w % config.sets == 0 && config.stages_x >= 2, "{config}");
+                        }
                     }
                 }
             }
