@@ -12,8 +12,8 @@
 //!         panels × weights, by the kernels and drivers of `matmul`, epilogue, to pixels or planes
 //! ```
 //!
-//! Strips and slabs are cut by the shape alone, so that the number of threads changes no bit. Where there are fewer of them than threads,
-//! they follow each other and the team shares the outputs of each. One channel a group goes to `depthwise`.
+//! No bit depends on the number of threads: slabs are cut by the shape alone, and each output of a strip is a sum of its own. Where there are
+//! fewer of them than threads, threads share the outputs of each. One channel a group goes to `depthwise`.
 
 pub(crate) mod depthwise;
 pub mod explain;
@@ -29,6 +29,7 @@ use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::Result;
 use crate::kernel::Problem;
 use crate::layout::Lines;
+use crate::layout::cpu_n16::PANEL;
 use crate::tensor::{Float, Floats, FloatsMut};
 use depthwise::Depthwise;
 use std::cell::RefCell;
@@ -40,6 +41,9 @@ const SLAB_BYTES: usize = 384 << 10;
 
 /// Rows of a slab: enough to pay for bringing weights to registers' form, few enough for the tasks to come out even.
 const SLAB_ROWS: Range<usize> = 64..193;
+
+/// Output pixels from which on windows are multiplied where they lie: copies of fewer fit one tile, which multiplies weights as they are packed.
+const LEAST_IN_PLACE: usize = 9;
 
 /// Weights in the form that they are multiplied in.
 #[derive(Debug)]
@@ -165,7 +169,8 @@ fn products(
     }
 }
 
-/// The product of exact activations, of windows where they lie.
+/// The product of exact activations, of windows where they lie. Where strips are too few for all threads, several share the outputs of one, and each
+/// makes the strip for itself.
 fn products_of_strips(
     cpu: &Cpu,
     kernel: &Kernel,
@@ -174,24 +179,24 @@ fn products_of_strips(
     weights: &[Packed],
     y: &Output<'_>,
 ) {
-    let (strips, outputs) = (Strips::new(shape), shape.geometry().outputs());
-    let parts = strips.count() * weights.len();
-    let threads = if parts >= cpu.threads().count() { 1 } else { cpu.threads().count() };
-    let part = |i: usize| {
-        let (strip, group) = (i / weights.len(), i % weights.len());
+    let (threads, groups, outputs) = (cpu.threads().count(), weights.len(), shape.geometry().outputs());
+    let strips = Strips::new(shape, threads);
+    let parts = strips.count() * groups;
+    let in_place = weights[0].is_in_order() && shape.output_pixels() >= LEAST_IN_PLACE;
+    let shares = if in_place { threads.div_ceil(parts).min(outputs.div_ceil(PANEL)) } else { 1 };
+    cpu.threads().run(parts * shares, &|i| {
+        let (part, share) = (i / shares, i % shares);
+        let (strip, group) = (part / groups, part % groups);
         let rows = strips.rows(strip);
         let y = y.part(rows.clone(), group * outputs..(group + 1) * outputs);
         STRIP.with_borrow_mut(|room| {
             let strip = strips.make(x, strip, group, room);
-            let x = Rows::Placed(Placed::new(strip.x, strips.runs(), strip.starts, threads));
+            let x =
+                Rows::Placed(Placed::new(strip.x, strips.runs(), strip.starts, in_place.then_some([share, shares])));
             let input = Input { x, m: rows.len(), w: &weights[group] };
             SLAB.with_borrow_mut(|scratch| matmul::run_part(kernel, cpu, scratch, &input, &y));
         });
-    };
-    match threads {
-        1 => cpu.threads().run(parts, &part),
-        _ => (0..parts).for_each(part),
-    }
+    });
 }
 
 /// Output pixels, cut evenly.

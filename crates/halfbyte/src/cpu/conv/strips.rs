@@ -13,6 +13,9 @@ const BYTES: usize = 256 << 10;
 /// Output pixels of a strip: enough to pay for converting weights, few enough for the tasks to come out even.
 const PIXELS: Range<usize> = 96..257;
 
+/// The same where there would be fewer strips than threads.
+const FEWEST_PIXELS: usize = 32;
+
 /// Bytes that lie in the same sets of a level-1 cache, if they are a multiple of this apart.
 const ALIASES: usize = 2 << 10;
 
@@ -92,11 +95,15 @@ pub(super) struct Room {
 }
 
 impl<'a> Strips<'a> {
-    pub fn new(shape: &'a Conv2dShape) -> Self {
+    /// For so many threads.
+    pub fn new(shape: &'a Conv2dShape, threads: usize) -> Self {
         let Geometry { kernel, stride, dilation, .. } = *shape.geometry();
         let [oh, ow] = shape.output();
         let channels = shape.geometry().channels();
-        let parts = ow.div_ceil(PIXELS.end - 1);
+        // What a thread has to do, of all groups.
+        let each = shape.output_pixels().saturating_mul(shape.geometry().groups) / threads;
+        let (least, most) = (each.clamp(FEWEST_PIXELS, PIXELS.start), each.clamp(PIXELS.start, PIXELS.end - 1));
+        let parts = ow.div_ceil(most);
         let columns = Axis::new(kernel[1], stride[1], dilation[1], ow.div_ceil(parts));
         let width = columns.len(ow.div_ceil(parts));
         let aliases = (columns.steps()[0] * channels * size_of::<f32>()).is_multiple_of(ALIASES);
@@ -106,12 +113,14 @@ impl<'a> Strips<'a> {
         let lines = if parts > 1 {
             1
         } else {
-            let least = (PIXELS.start.div_ceil(ow)).min(oh);
-            let fits = (least..oh).take_while(|lines| lines * ow < PIXELS.end && bytes(*lines) <= BYTES).last();
-            // Small images: several of them.
-            match fits.unwrap_or(least) {
-                _ if oh * ow < PIXELS.start => PIXELS.start.div_ceil(oh * ow) * oh,
-                lines => lines,
+            match oh * ow < least {
+                // Small images: several of them.
+                true => least.div_ceil(oh * ow) * oh,
+                false => {
+                    let least = least.div_ceil(ow);
+                    let fits = |lines: &usize| lines * ow <= most && bytes(*lines) <= BYTES;
+                    (least..=oh).take_while(fits).last().unwrap_or(least)
+                }
             }
         };
         let rows = rows_of(lines.min(oh));
@@ -228,25 +237,27 @@ mod tests {
         ] {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
             let x: Vec<f32> = (0..shape.x_len()).map(|i| i as f32 + 1.0).collect();
-            let strips = Strips::new(&shape);
-            let (mut room, mut next, k) = (Room::default(), 0, geometry.k());
-            for strip in 0..strips.count() {
-                let rows = strips.rows(strip);
-                assert!(rows.start == next && !rows.is_empty(), "{geometry:?}: {rows:?} after {next}");
-                next = rows.end;
-                for group in 0..geometry.groups {
-                    let made = strips.make(Floats::F32(&x), strip, group, &mut room);
-                    let placed = Placed::new(made.x, strips.runs(), made.starts, 1);
-                    let patches = Patches::new(&shape, group, rows.start, geometry.channels());
-                    let (mut window, mut patch) = (vec![-1.0; k], vec![-1.0; k]);
-                    for row in 0..rows.len() {
-                        placed.copy(row, &mut window);
-                        patches.copy(&x, row, 0.0, &mut patch);
-                        assert_eq!(window, patch, "{geometry:?}, row {row} of strip {strip}, group {group}");
+            for threads in [1, 64] {
+                let strips = Strips::new(&shape, threads);
+                let (mut room, mut next, k) = (Room::default(), 0, geometry.k());
+                for strip in 0..strips.count() {
+                    let rows = strips.rows(strip);
+                    assert!(rows.start == next && !rows.is_empty(), "{geometry:?}: {rows:?} after {next}");
+                    next = rows.end;
+                    for group in 0..geometry.groups {
+                        let made = strips.make(Floats::F32(&x), strip, group, &mut room);
+                        let placed = Placed::new(made.x, strips.runs(), made.starts, None);
+                        let patches = Patches::new(&shape, group, rows.start, geometry.channels());
+                        let (mut window, mut patch) = (vec![-1.0; k], vec![-1.0; k]);
+                        for row in 0..rows.len() {
+                            placed.copy(row, &mut window);
+                            patches.copy(&x, row, 0.0, &mut patch);
+                            assert_eq!(window, patch, "{geometry:?}, row {row} of strip {strip}, group {group}");
+                        }
                     }
                 }
+                assert_eq!(next, shape.output_pixels());
             }
-            assert_eq!(next, shape.output_pixels());
         }
     }
 }

@@ -81,14 +81,6 @@ impl Weights<'_> {
         }
     }
 
-    /// Whether columns of x are multiplied in their order, without filler between them.
-    fn in_order(&self) -> bool {
-        match self {
-            Weights::Quantized(w) => w.columns().is_none(),
-            Weights::Dense(_) => true,
-        }
-    }
-
     pub(super) fn panels(&self) -> usize {
         match self {
             Weights::Quantized(w) => w.panels(),
@@ -122,10 +114,9 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
         Packed::Dense(w) => Weights::Dense(w),
     };
     if let Rows::Placed(x) = &input.x
-        && input.m > tiles.placed.height
-        && w.in_order()
+        && let Some(share) = x.share()
     {
-        return placed::run(cpu, x, w, y, tiles);
+        return placed::run(cpu, x, share, w, y, tiles);
     }
     let rows = RowPanels::new(input.m, tiles.heights);
     let height = rows.height;

@@ -122,6 +122,14 @@ impl Packed {
         }
     }
 
+    /// Whether columns of x are multiplied in their order, without filler between them.
+    pub(crate) fn is_in_order(&self) -> bool {
+        match self {
+            Packed::Quantized(w, _) => w.columns().is_none(),
+            Packed::Dense(_) => true,
+        }
+    }
+
     /// What the weights of output `i` stand for, into k elements. Panics if there is no such output, or no room for them.
     pub fn row(&self, i: usize, out: &mut [f32]) {
         assert!(i < self.n() && out.len() >= self.k());

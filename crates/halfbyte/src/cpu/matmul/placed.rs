@@ -89,16 +89,22 @@ pub(crate) struct Placed<'a> {
     x: &'a [f32],
     runs: &'a Runs,
     starts: &'a [usize],
-    /// Threads that share the outputs.
-    threads: usize,
+    /// Which part of the outputs, of how many, is multiplied; none: all, by copies of the rows.
+    share: Option<[usize; 2]>,
 }
 
 impl<'a> Placed<'a> {
-    /// Rows that begin at these places of x, multiplied by so many threads.
-    pub fn new(x: &'a [f32], runs: &'a Runs, starts: &'a [usize], threads: usize) -> Self {
+    /// Rows that begin at these places of x, and which part of the outputs they are multiplied by, of how many, by weights whose columns
+    /// [lie in order](super::Packed::is_in_order). Without it all outputs are computed from copies of the rows, which is faster for few.
+    pub fn new(x: &'a [f32], runs: &'a Runs, starts: &'a [usize], share: Option<[usize; 2]>) -> Self {
         // Tiles read without looking.
         assert!(starts.iter().max().is_none_or(|start| start + runs.reach <= x.len()), "rows lie within x");
-        Self { x, runs, starts, threads }
+        Self { x, runs, starts, share }
+    }
+
+    /// The part of the outputs, of how many, if rows are multiplied where they lie.
+    pub(super) fn share(&self) -> Option<[usize; 2]> {
+        self.share
     }
 
     /// Copies a row to `out`.
@@ -145,15 +151,23 @@ fn steps(panels: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>
     (0..count).map(move |step| first + step * len / count..first + (step + 1) * len / count)
 }
 
-/// Multiplies rows wherever they lie by weights whose places are their columns.
-pub(super) fn run(cpu: &Cpu, x: &Placed<'_>, w: Weights<'_>, y: &Output<'_>, tiles: &Tiles) {
+/// Multiplies rows wherever they lie by a part of the outputs, of how many, of weights whose places are their columns.
+pub(super) fn run(
+    cpu: &Cpu,
+    x: &Placed<'_>,
+    [share, shares]: [usize; 2],
+    w: Weights<'_>,
+    y: &Output<'_>,
+    tiles: &Tiles,
+) {
     let PlacedTiles { height, panels: most, product } = tiles.placed;
     let (k, rows) = (x.runs.k, x.starts.len());
     let row_tiles = rows.div_ceil(height);
     let convert = (tiles.convert)(w);
-    let chunk = w.panels().div_ceil(x.threads).next_multiple_of(most).min(CHUNK_PANELS / most * most);
-    cpu.threads().run(w.panels().div_ceil(chunk), &|task| {
-        let panels = task * chunk..((task + 1) * chunk).min(w.panels());
+    let all = share * w.panels() / shares..(share + 1) * w.panels() / shares;
+    let chunk = CHUNK_PANELS / most * most;
+    for first in all.clone().step_by(chunk) {
+        let panels = first..(first + chunk).min(all.end);
         let tile_len = height * PANEL;
         let sums_len = tile_len * row_tiles * panels.len();
         let in_runs = k > PLACES_TOGETHER;
@@ -197,13 +211,13 @@ pub(super) fn run(cpu: &Cpu, x: &Placed<'_>, w: Weights<'_>, y: &Output<'_>, til
             for step in steps(panels.clone(), most) {
                 let width = step.len() * PANEL;
                 for (row, c) in sums[at..].chunks_exact(width).take(rows).enumerate() {
-                    // SAFETY: tasks cover disjoint outputs.
+                    // SAFETY: shares cover disjoint outputs.
                     unsafe { y.store(row, step.start * PANEL, c) };
                 }
                 at += row_tiles * height * width;
             }
         });
-    });
+    }
 }
 
 #[cfg(test)]
