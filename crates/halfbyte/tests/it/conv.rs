@@ -312,6 +312,9 @@ fn the_same_bits_whatever_the_number_of_threads() {
         ("w8a8-xasym", Geometry { padding: [1; 4], ..Geometry::new(32, 500, [3, 3]) }, [4, 5]),
         ("w4a16-g16-asym", Geometry { padding: [1; 4], groups: 2, ..Geometry::new(32, 40, [3, 3]) }, [21, 20]),
         ("w8a16", Geometry { padding: [1; 4], groups: 32, ..Geometry::new(32, 32, [3, 3]) }, [21, 20]),
+        // Threads share the outputs of a strip; of few pixels windows are copied.
+        ("w4a16-g16-float", Geometry { padding: [1; 4], ..Geometry::new(32, 150, [3, 3]) }, [4, 5]),
+        ("w3a16-asym", Geometry::new(32, 70, [3, 3]), [4, 3]),
     ] {
         let format = parse(name);
         let shape = Conv2dShape::new(geometry, 2, size).unwrap();
