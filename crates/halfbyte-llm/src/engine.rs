@@ -15,7 +15,7 @@ use crate::random::RandomWeights;
 use crate::sampling::Sampler;
 use crate::shard::{self, Shard};
 use halfbyte::cpu::Cpu;
-use halfbyte::kernel::KvType;
+use halfbyte::kernel::{KvType, Reason};
 use halfbyte_checkpoint::{Finding, Weights};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
@@ -135,6 +135,12 @@ impl Model {
     /// What was odd about the checkpoint, and which reading was taken.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
+    }
+
+    /// What the kernel that computes all layers of one token (on a GPU) would need and the model lacks, so that its steps go kernel by
+    /// kernel; None where one kernel computes them, and on a CPU.
+    pub fn one_kernel_needs(&self) -> Option<&Reason> {
+        self.resident.one_kernel_needs()
     }
 
     /// Where the time went that loading took; None in memory.

@@ -14,6 +14,7 @@ use crate::sampling::Sampler;
 use halfbyte::Float;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Sent;
+use halfbyte::kernel::Reason;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,6 +100,11 @@ pub(crate) trait Resident: std::fmt::Debug + Send + Sync {
 
     /// What its quantised products are computed by; `cpu` computes if the weights lie there.
     fn explain(&self, cpu: &Cpu) -> Result<Vec<Product>>;
+
+    /// What a kernel of all layers would need, where there is one for other models and a step of one token goes kernel by kernel.
+    fn one_kernel_needs(&self) -> Option<&Reason> {
+        None
+    }
 
     /// Where the time went that loading took; None in memory.
     fn load_times(&self) -> Option<LoadTimes> {

@@ -21,6 +21,9 @@ pub struct Args {
 #[derive(Serialize)]
 struct Explanation {
     device: String,
+    /// What one kernel for all layers of a token would need; None: that is what computes them, or a CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    one_kernel_needs: Option<String>,
     products: Vec<Line>,
 }
 
@@ -46,11 +49,15 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     args.load.one_rank("an explanation", &[&args.model])?;
     let model = args.load.load(app, &args.model)?;
     let products = model.explain(&app.cpu()?)?.iter().map(line).collect();
-    let explanation = Explanation { device: model.device().to_string(), products };
+    let one_kernel_needs = model.one_kernel_needs().map(ToString::to_string);
+    let explanation = Explanation { device: model.device().to_string(), one_kernel_needs, products };
     app.result(&explanation, |e| {
         let mut out = format!("{}, on {}\n", path(&args.model), e.device);
         if e.products.is_empty() {
             out += "no quantised products\n";
+        }
+        if let Some(needed) = &e.one_kernel_needs {
+            out += &format!("a token goes kernel by kernel; one kernel for all layers needs {needed}\n");
         }
         let columns = ["m", "kernel", "configuration"].map(|name| (name, Align::Left));
         let columns = columns.into_iter().chain([("workspace", Align::Right)]).collect::<Vec<_>>();

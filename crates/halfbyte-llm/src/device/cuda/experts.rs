@@ -77,7 +77,7 @@ impl CudaModel {
                 configuration: format!("all of {} experts, {} of a row", mix.experts.len(), mix.top_k),
                 workspace_bytes: 0,
             };
-            let first = 1 + usize::from(self.persistent.is_some());
+            let first = 1 + usize::from(self.persistent.is_ok());
             let plans =
                 [of_rows([first, few], "experts_gemv"), of_rows([first.max(few + 1), usize::MAX], "grouped GEMM")];
             let plans = self.plan_of_one_row().into_iter().chain(plans).filter(|plan| plan.rows[0] <= plan.rows[1]);

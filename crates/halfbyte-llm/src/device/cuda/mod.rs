@@ -29,7 +29,7 @@ use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Plan, QuantizedForm};
 use halfbyte::cuda::nn::{self, ExpertLayer, PersistentLayers};
-use halfbyte::kernel::KvType;
+use halfbyte::kernel::{KvType, Reason};
 use halfbyte::{Cuda, Float};
 use kernels::Kernels;
 use loading::{Lanes, Loading};
@@ -73,8 +73,8 @@ pub(crate) struct CudaModel {
     /// For layers without rotary positions: it rotates nothing.
     no_rope: nn::Rope,
     decoder: Decoder<OnCuda>,
-    /// What all layers of a step of one token are computed by; None: kernel by kernel.
-    persistent: Option<Arc<PersistentLayers>>,
+    /// What all layers of a step of one token are computed by; or what that would need, where they go kernel by kernel.
+    persistent: std::result::Result<Arc<PersistentLayers>, Reason>,
     /// Of each mixture, in order, all experts together; None: they are multiplied one by one.
     expert_layers: Vec<Option<ExpertLayer>>,
     times: LoadTimes,
@@ -115,16 +115,25 @@ impl CudaModel {
         let no_rope = nn::Rope::new(cuda.gpu(), cuda.stream(), &[])?;
         cuda.synchronize()?;
         let caps = cuda.gpu().caps();
-        let plan = || persistent::plan(&caps, &decoder, activations, comm.size()).ok();
-        let mut persistent = (persistent && kv == KvType::from(activations)).then(plan).flatten();
+        let mut persistent = match persistent {
+            false => Err(Reason("a device that allows it".into())),
+            true if kv != activations.into() => Err(Reason(format!("keys and values in {activations}, not {kv}"))),
+            true => persistent::plan(&caps, &decoder, activations, comm.size()),
+        };
         if comm.size() > 1 {
             // All of them, or none; and none where ranks have parts of different sizes.
-            let places = persistent.as_ref().map(|plan| plan.places().map(|place| place as u64)).unwrap_or_default();
+            let places =
+                persistent.as_ref().ok().map(|plan| plan.places().map(|place| place as u64)).unwrap_or_default();
             let own: &[u8] = bytemuck::cast_slice(&places);
             let all = comm.all_gather_bytes(own)?;
-            persistent = persistent.filter(|_| all.iter().all(|places| places == own));
+            if persistent.is_ok() && all.iter().any(|places| places != own) {
+                persistent = Err(Reason("parts of one size on all ranks".into()));
+            }
         }
-        let persistent = persistent.map(|plan| persistent::layers(&cuda, &decoder, plan)).transpose()?;
+        let persistent = match persistent {
+            Ok(plan) => Ok(persistent::layers(&cuda, &decoder, plan)?),
+            Err(why) => Err(why),
+        };
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
         let expert_layers = experts::layers(&cuda, &decoder, activations)?;
         // What products are computed by is decided here, and not by the first token.
@@ -185,7 +194,7 @@ impl CudaModel {
 
     /// What computes one row of all layers, if they go through one kernel.
     fn plan_of_one_row(&self) -> Option<PlanOfRows> {
-        self.persistent.as_ref().map(|layers| PlanOfRows {
+        self.persistent.as_ref().ok().map(|layers| PlanOfRows {
             rows: [1, 1],
             kernel: "persistent_decode",
             configuration: layers.plan().describe(),
@@ -290,6 +299,10 @@ impl Resident for CudaModel {
             }
         }
         Ok(products)
+    }
+
+    fn one_kernel_needs(&self) -> Option<&Reason> {
+        self.persistent.as_ref().err()
     }
 
     fn load_times(&self) -> Option<LoadTimes> {

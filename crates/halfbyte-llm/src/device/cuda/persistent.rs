@@ -24,7 +24,7 @@ pub(super) fn plan(
     ranks: usize,
 ) -> std::result::Result<PersistentPlan, Reason> {
     let refuse = |why: &str| Reason(why.to_owned());
-    let first = decoder.layers.first().ok_or_else(|| refuse("layers"))?;
+    let first = decoder.layers.first().ok_or_else(|| refuse("at least one layer"))?;
     if let Some(why) = lacks(decoder) {
         return Err(refuse(why));
     }
@@ -176,7 +176,7 @@ fn step_experts(of: &Experts<OnCuda>) -> Option<StepExperts<'_>> {
 
 /// The kernel with the cache of a text, or of texts whose keys and values lie in pages; None where the model has none.
 pub(super) fn over(model: &CudaModel, cuda: &Cuda, cache: &KvCache, paged: bool) -> Result<Option<PersistentDecode>> {
-    let Some(layers) = &model.persistent else { return Ok(None) };
+    let Ok(layers) = &model.persistent else { return Ok(None) };
     Ok(Some(PersistentDecode::new(cuda.gpu(), cuda.stream(), layers, cache, paged)?))
 }
 

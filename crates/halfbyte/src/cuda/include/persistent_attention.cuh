@@ -50,12 +50,14 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
       const BoxRow row = row_of(tile, first, run, lane & 15, m.key());
 #pragma unroll
       for (u32 i = 0; i < 2; i++) {
+        if (64 * run + 32 * i >= HEAD) continue;
         u32 q[2][4];
 #pragma unroll
         for (int part = 0; part < 2; part++)
           load_matrices(q[part], queries + part * 16 * QUERY_ROW + 128 * run + 64 * i);
 #pragma unroll
         for (u32 e = 0; e < 2; e++) {
+          if (64 * run + 32 * i + 16 * e >= HEAD) continue;
           u32 a[4];
           load_matrices(a, row.chunk(4 * i + 2 * e + (lane >> 4)));
 #pragma unroll
@@ -119,6 +121,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
       const BoxRow row = row_of(tile, first, run, (own_lane & 7) + (own_lane >> 4) * 8, m.value());
 #pragma unroll
       for (u32 i = 0; i < 4; i++) {
+        if (64 * run + 16 * i >= HEAD) continue;
         u32 a[4];
         load_transposed(a, row.chunk(2 * i + (lane >> 3 & 1)));
         float (&sum)[4] = sums[4 * run + i];
@@ -135,22 +138,25 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
     const u32 head = h < G ? kv_head * G + h : HEADS + (h - G) * KV_HEADS + kv_head;
     const float* weight = h < G ? layer.query_norm : h == G ? layer.key_norm : nullptr;
     float* raw = m.raw() + h * HEAD;
-    u32 bits[HEAD / 32];
+    constexpr u32 EACH = (HEAD + 31) / 32;  // elements of a lane, of which the last may be none
+    u32 bits[EACH];
     const u32* const of_qkv = set_of(p, m) + layer_number * WORDS_OF_LAYER + AT_QKV;
-    look_for(bits, [&](u32 j) { return of_qkv + head * HEAD + lane + 32 * j; });
-    float v[HEAD / 32], sum = 0;
+    auto is_element = [&](u32 j) { return 32 * j + 32 <= HEAD || lane + 32 * j < HEAD; };
+    look_for(bits, [&](u32 j) { return is_element(j) ? of_qkv + head * HEAD + lane + 32 * j : nullptr; });
+    float v[EACH], sum = 0;
 #pragma unroll
-    for (u32 j = 0; j < HEAD / 32; j++) {
+    for (u32 j = 0; j < EACH; j++) {
       v[j] = __uint_as_float(bits[j]);
       sum = fmaf(v[j], v[j], sum);
     }
     const float factor = weight ? 1.0f / sqrtf(warp_sum(sum) / float(HEAD) + layer.head_eps) : 1.0f;
 #pragma unroll
-    for (u32 j = 0; j < HEAD / 32; j++)
-      raw[lane + 32 * j] = weight ? v[j] * factor * __ldg(weight + lane + 32 * j) : v[j];
+    for (u32 j = 0; j < EACH; j++)
+      if (is_element(j)) raw[lane + 32 * j] = weight ? v[j] * factor * __ldg(weight + lane + 32 * j) : v[j];
     __syncwarp();
 #pragma unroll
-    for (u32 j = 0; j < HEAD / 32; j++) {
+    for (u32 j = 0; j < EACH; j++) {
+      if (!is_element(j)) break;
       const u32 e = lane + 32 * j;
       const float value = rotated(m, layer.rope, raw, e, h <= G);
       if (h < G) {

@@ -49,8 +49,8 @@ static __device__ constexpr u32 codes_of(u32 form) { return 256 * (FORMS ? bits_
 constexpr u32 LONGEST = FORMS & 4 ? 2 : FORMS & 8 ? 3 : FORMS & 2 ? 1 : 0, UNIT = codes_of(LONGEST) + UNIT_PARAMS;
 // A stage has STEPS units of weights, or keys or values of a TILE of positions that attention takes at once: boxes of
 // 64 elements, a run of a head, and all of the tile's positions or half of them, at a multiple of 128 bytes behind
-// where the stage begins. A stage has room for one of the smaller boxes at least.
-constexpr u32 TILE = 16, RUNS = HEAD / 64, LEAST = TILE / 2 * 128;
+// where the stage begins. A stage has room for one of the smaller boxes at least. What a head's last run lacks is zeros.
+constexpr u32 TILE = 16, RUNS = (HEAD + 63) / 64, LEAST = TILE / 2 * 128;
 static __device__ constexpr u32 before_boxes(u32 stage) {  // at most
   return stage % 128 == 0 ? 0 : stage % 64 == 0 ? 64 : stage % 32 == 0 ? 96 : 112;
 }
@@ -64,7 +64,7 @@ static_assert((FORMS != 0) == MULTIPLES && (FORMS || !VALUES_APART), "forms of m
 constexpr u32 PART_POSITIONS = 256, MOST_PARTS = BLOCKS / KV_HEADS < 32 ? BLOCKS / KV_HEADS : 32;
 static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTENDED_LENGTH % (128 * STEPS) == 0,
               "whole stages");
-static_assert(HEAD % 64 == 0 && RUNS >= 1 && RUNS <= 4, "heads of up to four runs of 64");
+static_assert(HEAD % 16 == 0 && RUNS >= 1 && RUNS <= 4, "heads of up to four runs of 64, in steps of mma.sync");
 static_assert(ROPES >= 1 && ROPES <= MOST_ROPES, "kinds of rotations that a step knows");
 static_assert(!NORMS_BEHIND || RANKS == 1 && !LAYER_NORM, "RMS norms of what one GPU has whole");
 static_assert(RANKS >= 1 && RANKS <= MOST_RANKS_OF_STEP, "ranks that a step knows");
@@ -207,7 +207,7 @@ struct __align__(16) Expert {
   float share;
 };
 // Queries, and sums of attention, lie in rows that begin in different banks.
-constexpr u32 QUERY_ROW = HEAD + 8, SUMS_ROW = HEAD + 4;
+constexpr u32 QUERY_ROW = (HEAD + 31) / 32 * 32 + 8, SUMS_ROW = HEAD + 4;
 // Rows r and r + 8 of the stream that a block adds to, where no rank has a part of them: what they were last; or
 // (NORMS_BEHIND) without the last addend, this, and the weights of its norms. A thread has its own, and no other reads
 // them.

@@ -33,6 +33,7 @@ const STAGES: [usize; 2] = [3, 8];
 const MOST_EXPERTS: [usize; 2] = [256, 32];
 /// Query heads that share a key head, at most.
 const MOST_OF_GROUP: usize = 8;
+const MOST_OF_HEAD: usize = 256;
 /// Ranks that share a model, at most.
 pub(super) const MOST_RANKS: usize = 8;
 /// Kinds of rotations, at most.
@@ -100,7 +101,7 @@ pub struct Plan {
 impl Plan {
     /// The kernel for a model with these layers, and keys and values of a type; or why there is none: it takes Hopper, codes in places
     /// of 4 or 8 bits with scales of groups along k or of rows, or of both (`-si8`), in the type of x, exact activations or symmetric
-    /// codes of them in groups of 128 or whole rows, heads of 64, 128 or 256 elements, at most 8 query heads a key head, and sizes that are
+    /// codes of them in groups of 128 or whole rows, heads of 16 to 256 elements in steps of 16, at most 8 query heads a key head, and sizes that are
     /// multiples of 128. All products have one format, but where scales and offsets are multiples of halves (GGUF's Q3_K to Q6_K). Experts
     /// have scales of groups.
     pub fn of(caps: &Caps, sizes: Sizes, layers: &[StepLayer<'_>], dtype: Float) -> Answer<Self> {
@@ -197,7 +198,7 @@ impl Plan {
         let shapes = sizes.shapes(mixture.map_or(1, |mixture| mixture.top_k), steps_of_layer.gate);
         let refuse = |why: String| Err(Reason(why));
         if !caps.arch.is_hopper() {
-            return refuse("takes sm_90a".into());
+            return refuse("a GPU of sm_90a".into());
         }
         let of_rows = atom.group == 0 && atom.zero || atom.factors && !quantized;
         let other = forms == 0 && (atom.is_wide() || atom.scale != dtype);
@@ -205,9 +206,10 @@ impl Plan {
             return refuse(format!("keys and values in {}, not {dtype}, and no zero points of whole rows", atom.scale));
         }
         let (Heads { head_size, kv_heads, .. }, blocks) = (sizes.heads, caps.multiprocessors as usize);
-        if !matches!(head_size, 64 | 128 | 256) || 2 * sizes.pairs > head_size || !sizes.pairs.is_multiple_of(2) {
+        let steps = head_size.is_multiple_of(16) && (16..=MOST_OF_HEAD).contains(&head_size);
+        if !steps || 2 * sizes.pairs > head_size || !sizes.pairs.is_multiple_of(2) {
             return refuse(format!(
-                "heads of 64, 128 or 256 elements, of which a multiple of 4 is rotated, not {head_size}"
+                "heads of 16 to {MOST_OF_HEAD} elements in steps of 16, of which a multiple of 4 is rotated, not {head_size}"
             ));
         }
         if !(1..=MOST_ROPES).contains(&sizes.ropes) {
@@ -283,7 +285,8 @@ impl Plan {
         let units =
             if whole { shapes.map(|[_, k]| k / STEP).into_iter().fold(0, usize::max) } else { WARPS * self.steps };
         let x = (units * x_unit + most * sums).max(WARPS * (group * (head + 4) * 4 + 64));
-        let rest = 272 + ropes * 8 * pairs.max(2) + 32 * (head + 8) + 4 * head + (group + 2) * head * 4;
+        let rest =
+            272 + ropes * 8 * pairs.max(2) + 32 * (head.next_multiple_of(32) + 8) + 4 * head + (group + 2) * head * 4;
         // A barrier, a token's experts, all logits, a block's rows of the stream.
         let of_experts = self.mixture.map_or(0, |Mixture { experts, top_k, .. }| {
             16 + 32 * top_k + 16 * experts.div_ceil(4) + 4 * ROWS * of_product(1)

@@ -13,6 +13,7 @@ pub(super) fn samples() -> Vec<Instance> {
     let heads = |heads, kv_heads, head_size| Heads { heads, kv_heads, head_size };
     let wide = Sizes { hidden: 4096, inner: 14336, heads: heads(32, 8, 128), pairs: 64, ropes: 1 };
     let narrow = Sizes { hidden: 384, inner: 1024, heads: heads(6, 2, 64), pairs: 32, ropes: 1 };
+    let phi = Sizes { hidden: 3072, inner: 8192, heads: heads(32, 32, 96), pairs: 48, ropes: 1 };
     let atom = |bits, group, zero, scale| Atom { bits, group, zero, scale, ..Atom::W4_G128 };
     let of = Weights::of;
     let k_types = |forms, values_apart| Weights { forms, values_apart, ..Weights::of(Weights::K_TYPES, false) };
@@ -33,6 +34,12 @@ pub(super) fn samples() -> Vec<Instance> {
         (narrow, of(atom(3, 32, true, Float::BF16), false), Float::BF16),
         (wide, of(Atom { table: Some(Atom::A_TABLE), ..atom(4, 32, false, Float::F16) }, false), Float::F16),
         (wide, of(atom(5, 32, false, Float::F16), false), Float::F16),
+        (phi, of(atom(4, 128, false, Float::F16), false), Float::F16),
+        (
+            Sizes { heads: heads(24, 8, 80), pairs: 40, ..narrow },
+            of(atom(4, 128, false, Float::BF16), false),
+            Float::BF16,
+        ),
     ];
     let llama =
         Steps { layer_norm: false, alibi: false, capped: false, norms_behind: false, gate: Gate::SWIGLU, beside: true };

@@ -65,6 +65,9 @@ pub struct Profiles {
     one_by_one: bool,
     /// Whether all layers of a token's step are one kernel, where it is not profiled.
     layers_are_one_kernel: bool,
+    /// What such a kernel would need, where there is one for other models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    one_kernel_needs: Option<String>,
     /// Whether the weights of a step fit a cache.
     weights_may_be_cached: bool,
     /// What the limits follow from; None: it was not measured.
@@ -142,6 +145,7 @@ impl Profiles {
             batches: batches.iter().map(of_texts).collect(),
             one_by_one: matches!(model.device(), Device::Cuda(_)),
             layers_are_one_kernel: plans.iter().flat_map(|p| &p.plans).any(|plan| one_kernel(plan.kernel)),
+            one_kernel_needs: model.one_kernel_needs().map(ToString::to_string),
             weights_may_be_cached: model.bytes_of_step(1) < LARGEST_CACHE,
             machine: machine.copied(),
         })
@@ -162,6 +166,9 @@ impl Profiles {
                  events cannot divide, in one recorded launch: {unprofiled}\n"
             ),
         };
+        if let Some(needed) = &self.one_kernel_needs {
+            out += &format!("one kernel for all layers needs {needed}\n");
+        }
         out += &format!("\na prompt, step by step\n{}", self.prefill.human());
         out += &format!("without a profile, as above: {}\n", us(self.prefill.unprofiled_us));
         for OfTexts { texts, table } in &self.batches {
