@@ -1,4 +1,5 @@
-// Attention of the persistent kernel: a block takes a kv head and a part of the positions that its query heads see.
+// Attention of the persistent kernel: a block takes query heads of a kv head, and a part of the positions
+// that they see.
 #pragma once
 #include "persistent_parts.cuh"
 
@@ -19,10 +20,10 @@ DEV float rotated(const Shared& m, u32 rope, const float* raw, u32 e, bool rotat
 DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   const Layer& layer = m.layer(layer_number);
   const u32 now = m.step()[0];
-  constexpr u32 G = HEADS_OF_GROUP;
+  constexpr u32 G = HEADS_OF_SHARE;
   constexpr float LOG2_E = 1.4426950408889634f;
   const PartOfBlock of(now, layer.window);
-  const u32 from = of.from, to = of.to, kv_head = of.kv_head;
+  const u32 from = of.from, to = of.to, share = of.share, kv_head = of.kv_head;
   if (from == to) return;
   const u32 slot = thread_index() / 32, lane = thread_index() & 31, g = lane >> 2, c = lane & 3;
   u16* const keys = static_cast<u16*>(layer.keys) + u64(kv_head) * p.capacity * HEAD;
@@ -135,7 +136,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   // The heads of this token: queries, then key and value where they are in this part.
 #pragma unroll 1
   for (u32 h = slot; h < G + (to == of.end ? 2 : 0); h += WARPS) {
-    const u32 head = h < G ? kv_head * G + h : HEADS + (h - G) * KV_HEADS + kv_head;
+    const u32 head = h < G ? share * G + h : HEADS + (h - G) * KV_HEADS + kv_head;
     const float* weight = h < G ? layer.query_norm : h == G ? layer.key_norm : nullptr;
     float* raw = m.raw() + h * HEAD;
     constexpr u32 EACH = (HEAD + 31) / 32;  // elements of a lane, of which the last may be none
@@ -210,15 +211,15 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
 DEV void join(const Params& p, const Shared& m, u32 layer_number) {
   const PartOfBlock parts(m.step()[0], m.layer(layer_number).window);
   if (parts.from == parts.to) return;
-  constexpr u32 G = HEADS_OF_GROUP;
-  const u32 lane = thread_index() & 31, kv_head = parts.kv_head, part = parts.part;
+  constexpr u32 G = HEADS_OF_SHARE;
+  const u32 lane = thread_index() & 31, share = parts.share, part = parts.part;
   const u32 active = min(u32(SLOTS), (parts.to - parts.from + TILE - 1) / TILE);
   float* const of_warps = m.shifts();
   float* const all = m.attended();
   u32* const set = set_of(p, m);
   u32* const words = set + again(layer_number) * WORDS_OF_LAYER;
-  constexpr u32 WORDS_OF_GROUP = G * HEAD / 2;
-  u32* const attended = words + AT_ATTENDED + kv_head * WORDS_OF_GROUP;
+  constexpr u32 WORDS_OF_SHARE = G * HEAD / 2;
+  u32* const attended = words + AT_ATTENDED + share * WORDS_OF_SHARE;
   // Two columns of a head: the sums of all warps, shifted to the greatest score; that score; the weights' sum.
   struct Sum {
     float2 sum;
@@ -245,16 +246,16 @@ DEV void join(const Params& p, const Shared& m, u32 layer_number) {
   };
   if (parts.count == 1) {
 #pragma unroll 1
-    for (u32 place = thread_index(); place < WORDS_OF_GROUP; place += THREADS) {
+    for (u32 place = thread_index(); place < WORDS_OF_SHARE; place += THREADS) {
       const Sum all = sum_of(pair_at(place));
       leave(attended + place, pair(__fdividef(all.sum.x, all.over), __fdividef(all.sum.y, all.over)));
     }
     return;
   }
   u32* const of_parts =
-      set + u64(p.count + 1) * WORDS_OF_LAYER + u64(again(layer_number)) * PARTS_OF_LAYER + kv_head * MOST_PARTS * PART;
+      set + u64(p.count + 1) * WORDS_OF_LAYER + u64(again(layer_number)) * PARTS_OF_LAYER + share * MOST_PARTS * PART;
 #pragma unroll 1
-  for (u32 i = thread_index(); i < WORDS_OF_GROUP; i += THREADS) {
+  for (u32 i = thread_index(); i < WORDS_OF_SHARE; i += THREADS) {
     const Sum all = sum_of(i);
     u32* const own = of_parts + part * PART;
     leave(own + 2 * i, __float_as_uint(all.sum.x));
@@ -266,7 +267,7 @@ DEV void join(const Params& p, const Shared& m, u32 layer_number) {
   // Each part joins its share of the words: as many lanes as there are parts, rounded up to a power of two, a word.
   u32 lanes = 2;
   while (lanes < parts.count) lanes *= 2;
-  const u32 first = part * WORDS_OF_GROUP / parts.count, last = (part + 1) * WORDS_OF_GROUP / parts.count;
+  const u32 first = part * WORDS_OF_SHARE / parts.count, last = (part + 1) * WORDS_OF_SHARE / parts.count;
   const u32 other = lane & (lanes - 1), each = THREADS / lanes;
 #pragma unroll 1
   for (u32 i0 = first; i0 < last; i0 += each) {

@@ -27,11 +27,12 @@ struct Parts {
     count = (seen + length - 1) / length;
   }
 };
-// A block's kv head and part, whose tiles its warps take in turns; from == to where there are no more.
+// A block's share of query heads, their kv head, and its part, whose tiles its warps take in turns; from == to where
+// there are no more.
 struct PartOfBlock : Parts {
-  u32 kv_head, part, from, to;
+  u32 share, kv_head, part, from, to;
   __device__ __forceinline__ PartOfBlock(u32 position, u32 window) : Parts(position, window) {
-    kv_head = block_index() % KV_HEADS, part = block_index() / KV_HEADS;
+    share = block_index() % SHARES, part = block_index() / SHARES, kv_head = share / SHARES_OF_GROUP;
     from = min(begin + part * length, end), to = min(from + length, end);
   }
 };

@@ -35,7 +35,10 @@ constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;  // of fou
 constexpr bool MEAN_OF_SUMS = LAYER_NORM && !QUANTIZED && !BESIDE;
 // Vectors that a stream consists of: each rank's part; or the stream before, and what is normed and then added to it.
 constexpr u32 OF_STREAM = NORMS_BEHIND ? 2 : RANKS;
-constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
+// A block attends with query heads that share a key head: all of them, or a share of them where they are more than the
+// columns of B.
+constexpr u32 SHARES_OF_GROUP = HB_SHARES_OF_GROUP, SHARES = KV_HEADS * SHARES_OF_GROUP,
+              HEADS_OF_SHARE = HEADS / SHARES, ATTENDED_LENGTH = HEADS * HEAD,
               QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
 // Weights whose scales and offsets are multiples of halves (GGUF's K types) may differ from tensor to tensor. Such a
 // form is 1 with offsets, in groups of 32, or 0 without, in groups of 16; 2 more where codes have 6 bits, not 4.
@@ -49,7 +52,8 @@ static __device__ constexpr u32 codes_of(u32 form) { return 256 * (FORMS ? bits_
 constexpr u32 LONGEST = FORMS & 4 ? 2 : FORMS & 8 ? 3 : FORMS & 2 ? 1 : 0, UNIT = codes_of(LONGEST) + UNIT_PARAMS;
 // A stage has STEPS units of weights, or keys or values of a TILE of positions that attention takes at once: boxes of
 // 64 elements, a run of a head, and all of the tile's positions or half of them, at a multiple of 128 bytes behind
-// where the stage begins. A stage has room for one of the smaller boxes at least. What a head's last run lacks is zeros.
+// where the stage begins. A stage has room for one of the smaller boxes at least. What a head's last run lacks is
+// zeros.
 constexpr u32 TILE = 16, RUNS = (HEAD + 63) / 64, LEAST = TILE / 2 * 128;
 static __device__ constexpr u32 before_boxes(u32 stage) {  // at most
   return stage % 128 == 0 ? 0 : stage % 64 == 0 ? 64 : stage % 32 == 0 ? 96 : 112;
@@ -61,7 +65,7 @@ constexpr u32 OF_WEIGHTS = STEPS * UNIT,
                                                   : LEAST,
               BOX_POSITIONS = has_room(STAGE, 2 * LEAST) ? TILE : TILE / 2, BOX = BOX_POSITIONS * 128;
 static_assert((FORMS != 0) == MULTIPLES && (FORMS || !VALUES_APART), "forms of multiples");
-constexpr u32 PART_POSITIONS = 256, MOST_PARTS = BLOCKS / KV_HEADS < 32 ? BLOCKS / KV_HEADS : 32;
+constexpr u32 PART_POSITIONS = 256, MOST_PARTS = BLOCKS / SHARES < 32 ? BLOCKS / SHARES : 32;
 static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTENDED_LENGTH % (128 * STEPS) == 0,
               "whole stages");
 static_assert(HEAD % 16 == 0 && RUNS >= 1 && RUNS <= 4, "heads of up to four runs of 64, in steps of mma.sync");
@@ -70,7 +74,7 @@ static_assert(!NORMS_BEHIND || RANKS == 1 && !LAYER_NORM, "RMS norms of what one
 static_assert(RANKS >= 1 && RANKS <= MOST_RANKS_OF_STEP, "ranks that a step knows");
 static_assert(GATED || !BESIDE, "gates beside others");
 static_assert(BESIDE || !EXPERTS, "gates of experts lie beside what they let through");
-static_assert(HEADS_OF_GROUP <= 8 && MOST_PARTS >= 1, "a column of B for each query head");
+static_assert(HEADS % SHARES == 0 && HEADS_OF_SHARE <= 8 && MOST_PARTS >= 1, "a column of B for each query head");
 
 struct Product {
   const u8* w;  // of experts a table of u64, [experts]: where the weights of each are
@@ -152,7 +156,7 @@ constexpr u32 AT_QKV = OF_STREAM * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH,
               WORDS_OF_LAYER = AT_SUMS + (MEAN_OF_SUMS || NORMS_BEHIND ? (2 * RANKS * SUMS_OF_RANK + 3) / 4 * 4 : 0);
 static_assert(SUMS_OF_STREAM <= WARPS, "a sum of a warp");
 // A part of attention: sums, then greatest scores, then weights.  Parts lie behind all layers.
-constexpr u32 PART = HEADS_OF_GROUP * (HEAD + 2), PARTS_OF_LAYER = KV_HEADS * MOST_PARTS * PART;
+constexpr u32 PART = HEADS_OF_SHARE * (HEAD + 2), PARTS_OF_LAYER = SHARES * MOST_PARTS * PART;
 
 extern __shared__ __align__(1024) u8 shared[];
 // Row blocks of a product, that of a pair counted once; stages of a row block; whether gate and up are such pairs.
@@ -225,11 +229,11 @@ struct OfAll {
 constexpr u32 X_OF_WARP = STEPS * X_UNIT,
               X_OF_ALL = WHOLE ? most(HIDDEN, most(ATTENDED_LENGTH, WIDTH)) / 128 * X_UNIT : WARPS * X_OF_WARP,
               SUMS_BYTES = MOST_BLOCKS * SUMS_OF_BLOCK * 8;
-constexpr u32 SLOTS = WARPS, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * SUMS_ROW * 4,
+constexpr u32 SLOTS = WARPS, OF_ATTENTION = SLOTS * HEADS_OF_SHARE * SUMS_ROW * 4,
               X_BYTES = most(X_OF_ALL + SUMS_BYTES, OF_ATTENTION + 2 * SLOTS * 32);
 constexpr u32 X = WARPS * STAGES * STAGE, REDUCE = X + X_BYTES, ANGLES = REDUCE + 272,
               QUERIES = ANGLES + ROPES * most(PAIRS, 2) * 8, KEY = QUERIES + 32 * QUERY_ROW, VALUE = KEY + 2 * HEAD,
-              RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_GROUP + 2) * HEAD * 4,
+              RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_SHARE + 2) * HEAD * 4,
               ROUTED = BARRIERS + WARPS * STAGES * 16, CHOICES = ROUTED + (EXPERTS ? 16 : 0),
               LOGITS = CHOICES + (EXPERTS ? CHOSEN * sizeof(Expert) : 0), ROWS = LOGITS + (EXPERTS + 3) / 4 * 16,
               PLANS = ROWS + (EXPERTS ? 64 * most_blocks(1) : 0), LAYERS = PLANS + 4 * sizeof(Plan),
@@ -267,7 +271,7 @@ struct Shared {
   __device__ __forceinline__ u16* queries() const { return at_shared<u16>(QUERIES); }  // [2][8][QUERY_ROW]
   __device__ __forceinline__ u32* key() const { return at_shared<u32>(KEY); }  // of this token [HEAD / 2]
   __device__ __forceinline__ u32* value() const { return at_shared<u32>(VALUE); }
-  __device__ __forceinline__ float* raw() const { return at_shared<float>(RAW); }  // [HEADS_OF_GROUP + 2][HEAD]
+  __device__ __forceinline__ float* raw() const { return at_shared<float>(RAW); }  // [HEADS_OF_SHARE + 2][HEAD]
 };
 DEV void sync() { barrier_sync(1, THREADS); }
 // Of a warp's ring: a barrier of each stage for what comes, then as many for stages that are empty again.

@@ -8,7 +8,7 @@
 //   a product (GEMV): a block owns blocks of 16 rows. Its warps cut columns x rows into runs of equally many stages,
 //       each with a ring of its own; codes are multiplied as bytes by mma.sync, x in four columns of B as the four
 //       bytes of integers (fixed_point.cuh); the sums of warps are added in order.
-//   attention (persistent_attention.cuh): a block takes a kv head and a part of the positions.
+//   attention (persistent_attention.cuh): a block takes query heads of a kv head and a part of the positions.
 //
 // Ranks that share the model run it side by side, and leave parts of the stream for each other (persistent_ranks.cuh).
 // Blocks that wait for each other (exchange_words.cuh) are there at once: the launch is cooperative. What an output is
@@ -225,9 +225,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
     sincospi(2 * turns, &sine, &cosine);
     m.angles(0)[i] = make_float2(float(cosine), float(sine));
   }
-  if (ALIBI && threadIdx.x < HEADS_OF_GROUP)
+  if (ALIBI && threadIdx.x < HEADS_OF_SHARE)
     m.slopes()[threadIdx.x] =
-        p.slopes[blockIdx.x % KV_HEADS * HEADS_OF_GROUP + threadIdx.x] * 1.4426950408889634f;  // log2(e)
+        p.slopes[blockIdx.x % SHARES * HEADS_OF_SHARE + threadIdx.x] * 1.4426950408889634f;  // log2(e)
   for (u32 i = threadIdx.x; i < 2 * 8 * QUERY_ROW / 2; i += THREADS) reinterpret_cast<u32*>(m.queries())[i] = 0;
 
   sync();

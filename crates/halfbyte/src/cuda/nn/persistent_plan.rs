@@ -31,8 +31,8 @@ pub const PRODUCTS: usize = 4;
 const STAGES: [usize; 2] = [3, 8];
 /// Experts of a model, and of a token, at most: registers and lanes for their logits.
 const MOST_EXPERTS: [usize; 2] = [256, 32];
-/// Query heads that share a key head, at most.
-const MOST_OF_GROUP: usize = 8;
+/// Query heads of a key head that a block attends with, at most; elements of a head.
+const MOST_OF_SHARE: usize = 8;
 const MOST_OF_HEAD: usize = 256;
 /// Ranks that share a model, at most.
 pub(super) const MOST_RANKS: usize = 8;
@@ -72,6 +72,20 @@ impl Sizes {
         self.heads.kv_heads * self.heads.head_size
     }
 
+    /// What the query heads of a key head are divided into: as few shares of one length as have columns of B.
+    fn shares_of_group(&self) -> usize {
+        let group = self.heads.group();
+        (1..=group).find(|shares| group.is_multiple_of(*shares) && group / shares <= MOST_OF_SHARE).unwrap_or(group)
+    }
+
+    fn shares(&self) -> usize {
+        self.heads.kv_heads * self.shares_of_group()
+    }
+
+    fn heads_of_share(&self) -> usize {
+        self.heads.heads / self.shares()
+    }
+
     fn rows_before_values(&self) -> usize {
         self.heads.row() - self.rows_of_values()
     }
@@ -101,7 +115,7 @@ pub struct Plan {
 impl Plan {
     /// The kernel for a model with these layers, and keys and values of a type; or why there is none: it takes Hopper, codes in places
     /// of 4 or 8 bits with scales of groups along k or of rows, or of both (`-si8`), in the type of x, exact activations or symmetric
-    /// codes of them in groups of 128 or whole rows, heads of 16 to 256 elements in steps of 16, at most 8 query heads a key head, and sizes that are
+    /// codes of them in groups of 128 or whole rows, heads of 16 to 256 elements in steps of 16, as many multiprocessors as key heads, and sizes that are
     /// multiples of 128. All products have one format, but where scales and offsets are multiples of halves (GGUF's Q3_K to Q6_K). Experts
     /// have scales of groups.
     pub fn of(caps: &Caps, sizes: Sizes, layers: &[StepLayer<'_>], dtype: Float) -> Answer<Self> {
@@ -205,7 +219,7 @@ impl Plan {
         if dtype == Float::F32 || of_rows || other {
             return refuse(format!("keys and values in {}, not {dtype}, and no zero points of whole rows", atom.scale));
         }
-        let (Heads { head_size, kv_heads, .. }, blocks) = (sizes.heads, caps.multiprocessors as usize);
+        let (Heads { head_size, .. }, blocks) = (sizes.heads, caps.multiprocessors as usize);
         let steps = head_size.is_multiple_of(16) && (16..=MOST_OF_HEAD).contains(&head_size);
         if !steps || 2 * sizes.pairs > head_size || !sizes.pairs.is_multiple_of(2) {
             return refuse(format!(
@@ -218,8 +232,10 @@ impl Plan {
         if steps_of_layer.norms_behind && steps_of_layer.layer_norm {
             return refuse("RMS norms, where what layers add to the stream is normed".into());
         }
-        if sizes.heads.group() > MOST_OF_GROUP || kv_heads > blocks {
-            return refuse(format!("at most {MOST_OF_GROUP} query heads a key head, and {blocks} key heads"));
+        if sizes.shares() > blocks {
+            return refuse(format!(
+                "a multiprocessor, of {blocks}, for each {MOST_OF_SHARE} query heads of a key head"
+            ));
         }
         let of_one = sizes.shapes(1, steps_of_layer.gate);
         if of_one.iter().any(|[n, k]| !n.is_multiple_of(STRIP) || !k.is_multiple_of(STEP)) {
@@ -268,7 +284,7 @@ impl Plan {
     /// Bytes of shared memory; as the source counts them.
     fn sum_of_shared(&self) -> usize {
         let Sizes { inner, heads, pairs, ropes, .. } = self.sizes;
-        let (head, group, shapes) = (heads.head_size, heads.group(), self.shapes());
+        let (head, group, shapes) = (heads.head_size, self.sizes.heads_of_share(), self.shapes());
         let Weights { atom, forms, .. } = self.weights;
         let kinds = forms.count_ones().max(1) as usize;
         let of_product = |at: usize| {
@@ -317,9 +333,9 @@ impl Plan {
         self.sizes.shapes(self.mixture.map_or(1, |mixture| mixture.top_k), self.steps_of_layer.gate)
     }
 
-    /// Positions of a text are divided into at most so many parts for each key head; as in the source.
+    /// Positions of a text are divided into at most so many parts for each share of query heads; as in the source.
     fn most_parts(&self) -> usize {
-        (self.blocks / self.sizes.heads.kv_heads).min(32)
+        (self.blocks / self.sizes.shares()).min(32)
     }
 
     /// Bytes of q, k and v in one tensor before the rows of v, where these may be apart.
@@ -366,7 +382,7 @@ impl Plan {
     /// Words of a set of places; as in the source.
     pub(super) fn words(&self) -> usize {
         let heads = self.sizes.heads;
-        let parts = heads.kv_heads * self.most_parts() * heads.group() * (heads.head_size + 2);
+        let parts = heads.heads * self.most_parts() * (heads.head_size + 2);
         (self.layers + 1) * self.words_of_layer() + self.layers * parts
     }
 
@@ -393,6 +409,7 @@ impl Plan {
             ("INNER", inner),
             ("HEADS", heads.heads),
             ("KV_HEADS", heads.kv_heads),
+            ("SHARES_OF_GROUP", self.sizes.shares_of_group()),
             ("HEAD", heads.head_size),
             ("PAIRS", pairs),
             ("ROPES", ropes),

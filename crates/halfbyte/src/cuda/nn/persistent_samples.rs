@@ -36,7 +36,7 @@ pub(super) fn samples() -> Vec<Instance> {
         (wide, of(atom(5, 32, false, Float::F16), false), Float::F16),
         (phi, of(atom(4, 128, false, Float::F16), false), Float::F16),
         (
-            Sizes { heads: heads(24, 8, 80), pairs: 40, ..narrow },
+            Sizes { heads: heads(24, 2, 80), pairs: 40, ..narrow },
             of(atom(4, 128, false, Float::BF16), false),
             Float::BF16,
         ),
