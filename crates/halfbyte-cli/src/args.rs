@@ -1,6 +1,9 @@
 //! Options that several commands share.
 
 pub mod conv;
+mod whole;
+
+pub use whole::whole;
 
 use clap::{Args, ValueEnum};
 use halfbyte::kernel::KvType;
@@ -22,7 +25,7 @@ pub struct Common {
     #[arg(long, global = true, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
     /// Threads to compute with [default: all that the system offers].
-    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, global = true, value_name = "N", value_parser = whole::<u16>(1..=1024))]
     pub threads: Option<u16>,
     /// No progress and no notes on standard error.
     #[arg(long, short, global = true)]
@@ -183,7 +186,7 @@ pub fn arch(text: &str) -> std::result::Result<u32, String> {
 pub struct HintArgs {
     /// Weights along k that share a scale, -1 for all of an output channel: for GPTQ files without a config, where the shapes
     /// leave it open. What files say is not overruled.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = group)]
+    #[arg(long, value_name = "N", value_parser = group)]
     pub group: Option<Group>,
     /// Architecture of GPUs in whose layout codes lie, as 70 or 80: for fpA_intB weights (TensorRT-LLM, Paddle) without a config
     /// that says it.

@@ -7,7 +7,6 @@ use crate::text::write_error;
 use halfbyte_checkpoint::Error as CheckpointError;
 use halfbyte_llm::Error as LlmError;
 use serde_json::json;
-use std::fmt::Write;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -228,6 +227,10 @@ impl From<halfbyte::Error> for Failure {
             E::NotFinite { .. } => {
                 Self::new(Exit::Input, "the numbers are not finite", text, "check where the weights come from")
             }
+            E::Invalid { op: variable, .. } if variable.starts_with("HALFBYTE_") => {
+                let help = "set the variable to one of these, or unset it";
+                Self::usage(format!("{variable} in the environment is refused"), text, help)
+            }
             _ => Self::usage("these values are refused", text, "see --help for what each option takes"),
         }
     }
@@ -373,61 +376,4 @@ impl From<LlmError> for Failure {
             _ => Self::usage("these values are refused", text, "see --help for what each option takes"),
         }
     }
-}
-
-/// Prints what clap has to say: help and version to standard output, errors in this program's form.
-pub fn of_usage(error: &clap::Error, command: &mut clap::Command) -> ExitCode {
-    use clap::error::ErrorKind as Kind;
-    let rendered = error.render().to_string();
-    match error.kind() {
-        Kind::DisplayHelp | Kind::DisplayVersion => match crate::text::write_output(&rendered) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(failure) => failure.report(false),
-        },
-        Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            write_error(&rendered);
-            ExitCode::from(Exit::Usage as u8)
-        }
-        _ => {
-            let mut cause = String::new();
-            for line in rendered.lines().map(str::trim) {
-                let line = line.strip_prefix("error: ").unwrap_or(line);
-                if line.starts_with("Usage:") || line.starts_with("For more information") {
-                    break;
-                }
-                if !line.is_empty() {
-                    // A String takes everything.
-                    let between = if cause.is_empty() {
-                        ""
-                    } else if cause.ends_with(':') {
-                        " "
-                    } else {
-                        "; "
-                    };
-                    let _ = write!(cause, "{between}{line}");
-                }
-            }
-            let verbs = given_verbs(command);
-            let help = format!("`{verbs} --help` lists what there is");
-            let json = std::env::args_os().any(|word| word == "--json");
-            Failure::usage("wrong usage", cause, help).report(json)
-        }
-    }
-}
-
-/// The program with the subcommands that were named on the command line.
-fn given_verbs(command: &clap::Command) -> String {
-    let mut verbs = "halfbyte".to_owned();
-    let mut at = command;
-    for word in std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()) {
-        match at.find_subcommand(&word) {
-            Some(inner) => {
-                verbs = format!("{verbs} {word}");
-                at = inner;
-            }
-            None if word.starts_with('-') && at.get_name() == command.get_name() => {}
-            None => break,
-        }
-    }
-    verbs
 }

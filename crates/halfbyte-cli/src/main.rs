@@ -19,6 +19,7 @@ mod side_file;
 mod start;
 mod text;
 mod timing;
+mod usage;
 
 use app::App;
 use args::Common;
@@ -79,16 +80,24 @@ impl Command {
 
 /// The program's arguments. A server is one process, and shows no option that it refuses.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommand("serve", |serve| serve.mut_arg("tp", |tp| tp.hide(true)))
+    let command = Cli::command().mut_subcommand("serve", |serve| serve.mut_arg("tp", |tp| tp.hide(true)));
+    usage::with_negative_numbers(command)
 }
 
 fn main() -> ExitCode {
     let mut command = command();
-    let parsed = command.try_get_matches_from_mut(std::env::args_os());
+    let words: Vec<_> = std::env::args_os().collect();
+    let parsed = command.try_get_matches_from_mut(&words).or_else(|error| {
+        let others = usage::without_help_of_help(&error, &words).ok_or(error)?;
+        command.try_get_matches_from_mut(others)
+    });
     let parsed = parsed.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Given::of(&command, &matches))));
     let (cli, given) = match parsed {
         Ok(parsed) => parsed,
-        Err(error) => return failure::of_usage(&error, &mut self::command()),
+        Err(error) => {
+            command.build();
+            return usage::report(&error, &command);
+        }
     };
     let json = cli.common.json;
     match dispatch(cli, given) {

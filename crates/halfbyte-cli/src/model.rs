@@ -1,10 +1,11 @@
 //! A MODEL argument and what becomes of it while it is loaded.
 
 use crate::app::App;
-use crate::args::{ActArg, HintArgs, KvArg, RtnArgs, SymmetricRange};
+use crate::args::{ActArg, HintArgs, KvArg, RtnArgs, SymmetricRange, whole};
 use crate::failure::{Exit, Failure, Result};
 use crate::progress::{Progress, Unit};
 use crate::start::{Laps, Start};
+use halfbyte::cpu::isa::Caps;
 use halfbyte::kernel::KvType;
 use halfbyte::{Act, Float, Format};
 use halfbyte_checkpoint::{Finding, Hint, Part, StoredFormat, Weights, linears};
@@ -38,7 +39,7 @@ pub struct LoadArgs {
     /// A launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (as torchrun, or mpirun and Slurm with a line of shell) starts
     /// them all, each with the GPU of its LOCAL_RANK; without it the others are started here. All get the same command. Under torchrun,
     /// which listens at MASTER_PORT itself, ranks meet at the next port.
-    #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = whole::<u16>(1..=64))]
     pub tp: u16,
     #[command(flatten)]
     pub rtn: RtnArgs,
@@ -59,6 +60,8 @@ impl LoadArgs {
 
     /// The library's options for one process. Errors: `--act` against what the format says, options that change nothing.
     fn options(&self, app: &App) -> Result<LoadOptions> {
+        // Packing meets it too, and blames the weights.
+        Caps::detect_within_environment()?;
         let act = self.act.map(Act::from);
         if let (Some(format), Some(named)) = (self.quantize, self.act)
             && format.act != Act::from(named)

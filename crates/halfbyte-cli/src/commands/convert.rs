@@ -1,7 +1,7 @@
 //! `halfbyte convert`: the same numbers in another form of files.
 
 use crate::app::App;
-use crate::args::{FormArg, arch, bits, group};
+use crate::args::{FormArg, arch, bits, group, whole};
 use crate::escape::{escaped, path};
 use crate::failure::{Failure, Result};
 use crate::interrupt;
@@ -30,7 +30,7 @@ pub struct Args {
     to: Option<FormArg>,
     /// Write a folder for each of so many ranks, `rank-0` and so on, with the part of every layer that it holds when --tp ranks run the
     /// model: the same numbers, in our own form (native).
-    #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u16).range(2..=64),
+    #[arg(long, value_name = "RANKS", value_parser = whole::<u16>(2..=64),
           conflicts_with_all = ["bits", "two_level", "requantize"])]
     tp: Option<u16>,
     /// Bits a code [default: as they are, or the nearest that the form has].
@@ -38,7 +38,7 @@ pub struct Args {
     bits: Option<u32>,
     /// Weights along k that share a scale, -1 for all of an output channel [default: as they are, or the nearest that the
     /// form has]. GPTQ files without a config, whose shapes leave it open, are read so too.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = group)]
+    #[arg(long, value_name = "N", value_parser = group)]
     group: Option<Group>,
     /// Architecture of GPUs in whose layout the codes of MODEL lie: for fpA_intB weights without a config that says it.
     #[arg(long, value_name = "SM", value_parser = arch)]

@@ -2,6 +2,7 @@
 
 use super::bench::model::{Speed, Work, machine_of, speed};
 use crate::app::App;
+use crate::args::whole;
 use crate::escape::escaped;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Score the first windows of the validation set only [default: as many as there is time for, as a rule all].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(1..))]
     max_windows: Option<u64>,
 }
 

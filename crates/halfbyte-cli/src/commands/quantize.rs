@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, default_value = "4", value_name = "BITS", value_parser = bits)]
     bits: u32,
     /// Weights along k that share a scale; -1: one scale an output channel [default: 128; 32 for gguf, which has no other].
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = group)]
+    #[arg(long, value_name = "N", value_parser = group)]
     group: Option<Group>,
     /// Zero in the middle of the codes (the default).
     #[arg(long, conflicts_with = "asym")]

@@ -45,6 +45,14 @@ fn every_verb_has_help_and_the_common_options() {
             }
         }
     }
+    for (asked, of) in [
+        (&["help", "--help"][..], &["--help"][..]),
+        (&["help", "-h"], &["--help"]),
+        (&["help", "run", "--help"], &["run", "--help"]),
+        (&["explain", "help", "--help"], &["explain", "--help"]),
+    ] {
+        assert_eq!(text(&output(asked).stdout), text(&output(of).stdout), "{asked:?}");
+    }
     let all = quiet(&["--help"]);
     for verb in VERBS {
         assert!(all.contains(&format!("\n  {} ", verb[0])), "{verb:?}");
@@ -96,13 +104,62 @@ fn wrong_usage_is_told_and_has_status_2() {
     fails(2, &["bench", "model"]);
     fails(2, &["bench", "load"]);
     fails(2, &["bench", "load", &m, "--to", "gptq"]);
-    let out = halfbyte(&["doctor"]).env("HALFBYTE_ISA", "sse9").output().unwrap();
-    assert_eq!(out.status.code(), Some(2));
     for bare in [&[][..], &["eval"], &["bench"]] {
         let out = output(bare);
         assert_eq!((out.status.code(), out.stdout.len()), (Some(2), 0));
         assert!(text(&out.stderr).contains("Usage:"), "{bare:?}");
     }
+}
+
+/// Numbers are told by the range that is expected, as people write it; what begins with a sign is a number there.
+#[test]
+fn numbers_that_are_refused_are_told_what_is_expected() {
+    let run = |more: &[&str]| fails(2, &[&["run", &model(), "-p", "a"], more].concat());
+    for (option, value, expected) in [
+        ("--seed", "-1", "invalid value '-1' for '--seed <SEED>': expected a whole number, 0 or more"),
+        ("--max-tokens", "-1", "expected a whole number, 0 or more"),
+        ("--threads", "-1", "expected a whole number from 1 to 1024"),
+        ("--threads", "x", "expected a whole number from 1 to 1024"),
+        ("--tp", "65", "expected a whole number from 1 to 64"),
+        ("--context", "0", "expected a whole number of at least 1"),
+        ("--temperature", "x", "expected a number"),
+    ] {
+        let error = run(&[option, value]);
+        assert!(error.contains(expected) && !error.contains("tip:"), "{error}");
+    }
+    assert!(!run(&["-1"]).contains("tip:"));
+    for args in [&["bench", "matmul", "-m", "-3"][..], &["explain", "w4a16", "-1", "3", "4"]] {
+        assert!(fails(2, args).contains("expected a whole number, 0 or more"), "{args:?}");
+    }
+}
+
+#[test]
+fn variables_that_are_refused_are_named() {
+    let refused = |variable: &str, value: &str| {
+        let out = halfbyte(&["serve", &model()]).env(variable, value).output().unwrap();
+        assert_eq!(out.status.code(), Some(2));
+        text(&out.stderr)
+    };
+    for (variable, value, expected) in [
+        ("HALFBYTE_PORT", "x", "expected a whole number from 0 to 65535"),
+        ("HALFBYTE_PARALLEL", "", "expected a whole number from 1 to 4096"),
+        ("HALFBYTE_MAX_REQUESTS", "0", "expected a whole number of at least 1"),
+        ("HALFBYTE_BATCH_INVARIANT", "maybe", "expected one of true, false"),
+        ("HALFBYTE_HOST", "here", "expected an IP address"),
+        ("HALFBYTE_MEMORY", "much", "expected bytes, as 24GB"),
+        ("HALFBYTE_DRAIN_SECONDS", "-1", "expected seconds, 0 or more"),
+    ] {
+        let error = refused(variable, value);
+        let told = format!("invalid value '{value}' for {variable} in the environment");
+        assert!(error.contains(&told) && error.contains(expected), "{error}");
+    }
+    let error = refused("HALFBYTE_ISA", "sse9");
+    assert!(error.contains("HALFBYTE_ISA in the environment is refused") && error.contains("unset it"), "{error}");
+    assert!(error.contains("expected plain, avx2, avxvnni, avx512 or amx, got \"sse9\""), "{error}");
+    // An option that is given hides the variable.
+    let out = halfbyte(&["serve", &model(), "--port", "y"]).env("HALFBYTE_PORT", "x").output().unwrap();
+    let error = text(&out.stderr);
+    assert!(error.contains("invalid value 'y' for '--port <N>': expected"), "{error}");
 }
 
 #[test]

@@ -84,7 +84,10 @@ impl Caps {
         let isa = Isa::ALL.into_iter().find(|isa| name == isa.name()).ok_or_else(|| {
             Error::invalid("HALFBYTE_ISA", "plain, avx2, avxvnni, avx512 or amx", format!("{name:?}"))
         })?;
-        self.limited_to(isa)
+        self.limited_to(isa).map_err(|error| match error {
+            Error::Device { cause, .. } => Error::Device { op: "HALFBYTE_ISA", cause },
+            other => other,
+        })
     }
 
     /// The same processor with nothing richer than `isa`. Error: the processor does not reach it.
@@ -192,6 +195,9 @@ mod tests {
         assert_eq!(caps.limited_by(OsStr::new("plain")).unwrap().isa, Isa::Plain);
         let refused = |name: &OsStr| caps.limited_by(name).unwrap_err().to_string();
         assert!(refused(OsStr::new("avx")).ends_with("got \"avx\""), "{}", refused(OsStr::new("avx")));
+        let plain = Caps { isa: Isa::Plain, bf16_dot: false };
+        let beyond = plain.limited_by(OsStr::new("avx2")).unwrap_err().to_string();
+        assert_eq!(beyond, "HALFBYTE_ISA: expected a processor with avx2, got one with plain at most");
         #[cfg(unix)]
         {
             let name = std::os::unix::ffi::OsStrExt::from_bytes(b"plain\xff".as_slice());

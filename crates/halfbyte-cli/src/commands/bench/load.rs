@@ -1,7 +1,7 @@
 //! `halfbyte bench load`: how fast the layers of a checkpoint come from its files to the kernels.
 
 use crate::app::App;
-use crate::args::{FormArg, bits, group};
+use crate::args::{FormArg, bits, group, whole};
 use crate::escape::path;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
@@ -47,14 +47,13 @@ pub struct Args {
     #[arg(
         long,
         value_name = "N",
-        allow_negative_numbers = true,
         value_parser = group,
         default_value = "128",
         conflicts_with = "model"
     )]
     group: Group,
     /// Repetitions, of which the best and the median are told.
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = whole::<u16>(1..))]
     repetitions: u16,
 }
 

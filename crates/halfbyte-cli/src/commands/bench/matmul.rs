@@ -11,7 +11,7 @@ use super::limits::Limits;
 use super::report::{self, Nothing, OnCpu, Rooflines, Timed, verdict};
 use super::source::Source;
 use crate::app::App;
-use crate::args::{FloatArg, WeightKind};
+use crate::args::{FloatArg, WeightKind, whole};
 use crate::failure::{Failure, Result};
 use crate::machine;
 use crate::progress::Progress;
@@ -40,7 +40,7 @@ pub struct Args {
     case: Option<PathBuf>,
     /// So many shapes drawn at random, n and k from 512 to 32768, and for each eight numbers of rows from 1 to 4096, unless -m
     /// names them; all evenly spread by their logarithms.
-    #[arg(long, value_name = "COUNT", conflicts_with_all = ["n", "k", "case"], value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["n", "k", "case"], value_parser = whole::<u32>(1..))]
     random: Option<u32>,
     /// With --random: other shapes.
     // clap requires nothing that conflicts with what is there.

@@ -8,7 +8,7 @@ mod speed;
 pub use speed::{Speed, Work, speed};
 
 use crate::app::App;
-use crate::args::head_bits;
+use crate::args::{head_bits, whole};
 use crate::escape::path;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
@@ -60,10 +60,10 @@ pub struct Args {
     depth: usize,
     /// Write this many texts at once too, each after --depth tokens (512 where that is 0) and --generate steps long; several numbers,
     /// separated by commas, one after the other.
-    #[arg(long, value_name = "TEXTS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "TEXTS", value_delimiter = ',', value_parser = whole::<u16>(1..))]
     batch: Vec<u16>,
     /// Repetitions of each, of which the median counts.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole::<u16>(1..))]
     repetitions: u16,
     /// Time each step of a layer too, when a token is written, when the prompt is read, and when each of --batch texts is given a token: the
     /// kernel that computes it, its bytes, its time, and its share of the limit. On a GPU kernels run one by one then, between events.

@@ -3,7 +3,7 @@
 mod case;
 
 use crate::app::App;
-use crate::args::Device;
+use crate::args::{Device, whole};
 use crate::escape::escaped;
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.toml")]
     case: PathBuf,
     /// Repetitions of each measurement, of which the median counts.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole::<u16>(1..))]
     repetitions: u16,
 }
 

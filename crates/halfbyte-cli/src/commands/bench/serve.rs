@@ -1,6 +1,7 @@
 //! `halfbyte bench serve`: load on a server, and what it makes of it.
 
 use crate::app::App;
+use crate::args::whole;
 use crate::escape::escaped;
 use crate::failure::{Exit, Failure, Result};
 use crate::progress::{Progress, Unit};
@@ -36,10 +37,10 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     rate: Option<f64>,
     /// Requests at once: each that is answered is followed by the next.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=65536))]
     at_once: Option<u32>,
     /// Requests in all [default: 100, or those of --prompts].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..))]
     requests: Option<u32>,
     /// Tokens of each prompt: as 512, 128..512, normal:512,64 or exponential:512.
     #[arg(long, value_name = "LENGTH", default_value = "512", conflicts_with = "prompts")]
@@ -48,7 +49,7 @@ pub struct Args {
     #[arg(long, value_name = "LENGTH")]
     generate: Option<Lengths>,
     /// Random prompts are of ids from 10 to below this.
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(11..))]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = whole::<u32>(11..))]
     vocab: u32,
     /// Prompts of a file: an object a line with prompt (a text or token ids), and max_tokens, which counts where there is no --generate.
     #[arg(long, value_name = "FILE.jsonl")]

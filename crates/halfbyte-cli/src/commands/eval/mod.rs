@@ -5,6 +5,7 @@ mod logits;
 mod ppl;
 
 use crate::app::App;
+use crate::args::whole;
 use crate::failure::Result;
 use crate::text::read_text;
 use clap::Subcommand;
@@ -29,7 +30,7 @@ struct WindowArgs {
     #[arg(long, default_value_t = 512, value_name = "TOKENS")]
     window: usize,
     /// Read the first windows only.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(1..))]
     max_windows: Option<u64>,
 }
 

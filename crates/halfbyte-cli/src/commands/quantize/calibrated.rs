@@ -2,7 +2,7 @@
 
 use super::{Head, Method, Quantized};
 use crate::app::App;
-use crate::args::{ActArg, RtnArgs};
+use crate::args::{ActArg, RtnArgs, whole};
 use crate::escape::escaped;
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
@@ -28,10 +28,10 @@ pub struct CalibrationArgs {
     #[arg(long, value_name = "FILE.jsonl")]
     pub calibration: Option<PathBuf>,
     /// Windows of the text that are used, the first ones.
-    #[arg(long, default_value = "256", value_name = "N", requires = "calibration", value_parser = count)]
+    #[arg(long, default_value = "256", value_name = "N", requires = "calibration", value_parser = whole::<usize>(1..=0xffff_ffff))]
     samples: usize,
     /// Tokens a window. All vectors between two blocks are kept in memory: 4 · samples · window · hidden size bytes.
-    #[arg(long, default_value = "512", value_name = "TOKENS", requires = "calibration", value_parser = count)]
+    #[arg(long, default_value = "512", value_name = "TOKENS", requires = "calibration", value_parser = whole::<usize>(1..=0xffff_ffff))]
     window: usize,
     /// GPTQ: columns in order of falling magnitude of their inputs.
     #[arg(long)]
@@ -46,7 +46,7 @@ pub struct CalibrationArgs {
     #[arg(long)]
     correct: bool,
     /// GPTQ: let every scale and code move this often afterwards, wherever that lowers the loss; 3 is enough [default: 0].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>(0..=1000))]
     sweeps: Option<u16>,
     /// Take a layer's inputs after everything before it is quantised (the default).
     #[arg(long, requires = "calibration", overrides_with = "no_true_sequential")]
@@ -64,13 +64,6 @@ pub struct CalibrationArgs {
     /// Discard what an earlier run left unfinished, and begin anew.
     #[arg(long, requires = "calibration")]
     restart: bool,
-}
-
-fn count(text: &str) -> std::result::Result<usize, String> {
-    match text.parse() {
-        Ok(n @ 1..=0xffff_ffff) => Ok(n),
-        _ => Err("expected a number from 1 to 4294967295".to_owned()),
-    }
 }
 
 fn damping(text: &str) -> std::result::Result<f64, String> {

@@ -5,6 +5,7 @@ mod many;
 mod report;
 
 use crate::app::App;
+use crate::args::whole;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::LoadArgs;
@@ -36,10 +37,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "chat", "stop", "stream", "logprobs"])]
     prompts: Option<PathBuf>,
     /// With --prompts: texts at a time, at most [default: 16].
-    #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "file", "chat"], value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "file", "chat"], value_parser = whole::<u32>(1..=4096))]
     parallel: Option<u32>,
     /// With --prompts: room for keys and values of this many tokens of all texts together [default: what they need].
-    #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "file", "chat"], value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "file", "chat"], value_parser = whole::<u32>(1..))]
     positions: Option<u32>,
     /// With --prompts: each text has the very bits that it has alone, as `run` reads it; slower.
     #[arg(long, conflicts_with_all = ["prompt", "file", "chat"])]
@@ -58,10 +59,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE.json", requires = "chat", conflicts_with = "prompts")]
     tools: Option<PathBuf>,
     /// Room for a conversation, in tokens [default: 8192, or the model's context if that is shorter, with longrope the original one].
-    #[arg(long, value_name = "N", requires = "chat", conflicts_with = "prompts", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "chat", conflicts_with = "prompts", value_parser = whole::<u32>(1..))]
     context: Option<u32>,
     /// Write at most this many new tokens [default: 128, in a conversation 1024].
-    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = whole::<usize>(0..))]
     max_tokens: Option<usize>,
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -72,7 +73,7 @@ pub struct Args {
     #[arg(long, requires = "json")]
     stream: bool,
     /// With --json: how likely each token was, and this many of the most likely ones, before penalties, temperature and limits.
-    #[arg(long, value_name = "N", requires = "json", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    #[arg(long, value_name = "N", requires = "json", value_parser = whole::<u32>(0..=1000))]
     logprobs: Option<u32>,
     #[command(flatten)]
     load: LoadArgs,
@@ -82,22 +83,22 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct SamplingArgs {
     /// Divide logits by this before drawing; 0 takes the most likely token.
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
     temperature: f32,
     /// Draw from the fewest most likely tokens whose probabilities reach this sum.
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
     top_p: f32,
     /// Draw from this many of the most likely tokens; 0 for all.
-    #[arg(long, value_name = "K", default_value_t = 0, allow_negative_numbers = true, value_parser = count)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = whole::<usize>(0..))]
     top_k: usize,
     /// Draw from tokens that are at least this part as likely as the most likely one; 0 for all.
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
     min_p: f32,
     /// Make tokens that the text holds less likely: positive logits are divided by this, negative ones multiplied; 0.01 to 10.
-    #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true, value_parser = penalty)]
+    #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = penalty)]
     repetition_penalty: f32,
     /// Same seed, same text.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = whole::<u64>(0..))]
     seed: u64,
 }
 
@@ -237,10 +238,6 @@ fn penalty(text: &str) -> std::result::Result<f32, String> {
         Ok(penalty) if (0.01..=10.0).contains(&penalty) => Ok(penalty),
         _ => Err("expected a number from 0.01 to 10".to_owned()),
     }
-}
-
-fn count(text: &str) -> std::result::Result<usize, String> {
-    text.parse().map_err(|_| "expected a whole number, 0 or more".to_owned())
 }
 
 fn prompt(args: &Args, app: &App) -> Result<Option<String>> {

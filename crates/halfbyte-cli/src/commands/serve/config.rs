@@ -1,7 +1,7 @@
 //! What is said of a server: on the command line, by the environment, by a file, in this order.
 
 use super::name_of;
-use crate::args::{ActArg, KvArg};
+use crate::args::{ActArg, KvArg, whole};
 use crate::failure::{Exit, Failure, Result};
 use crate::model::LoadArgs;
 use clap::ValueEnum;
@@ -28,7 +28,7 @@ pub struct Choices {
     #[arg(long, value_name = "IP", env = "HALFBYTE_HOST")]
     pub host: Option<IpAddr>,
     /// Port; 0 takes a free one [default: 8080].
-    #[arg(long, value_name = "N", env = "HALFBYTE_PORT")]
+    #[arg(long, value_name = "N", env = "HALFBYTE_PORT", value_parser = whole::<u16>(0..=65535))]
     pub port: Option<u16>,
     /// API keys, one a line; or HALFBYTE_API_KEYS in the environment, with commas between them. Without keys everybody may ask.
     #[arg(long, value_name = "FILE", env = "HALFBYTE_API_KEY_FILE")]
@@ -46,43 +46,43 @@ pub struct Choices {
     #[arg(long, value_name = "BYTES", env = "HALFBYTE_MEMORY")]
     pub memory: Option<Size>,
     /// Room for keys and values of this many tokens of all texts of a model together [default: what --memory leaves].
-    #[arg(long, value_name = "N", env = "HALFBYTE_POSITIONS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", env = "HALFBYTE_POSITIONS", value_parser = whole::<u32>(1..))]
     pub positions: Option<u32>,
     /// Texts of a model that run at a time; others wait [default: 64].
-    #[arg(long, value_name = "N", env = "HALFBYTE_PARALLEL", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", env = "HALFBYTE_PARALLEL", value_parser = whole::<u32>(1..=4096))]
     pub parallel: Option<u32>,
     /// Tokens of prompts that are read in a step, beside those of running texts [default: 256, on a GPU 1024].
-    #[arg(long, value_name = "N", env = "HALFBYTE_CHUNK", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "N", env = "HALFBYTE_CHUNK", value_parser = whole::<u32>(1..=65536))]
     pub chunk: Option<u32>,
     /// Each text has the very bits that it has alone; slower.
     #[arg(long, env = "HALFBYTE_BATCH_INVARIANT", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub batch_invariant: Option<bool>,
     /// Bytes of a request's body, at most [default: 4194304].
-    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_BODY_BYTES")]
+    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_BODY_BYTES", value_parser = whole::<usize>(1..))]
     pub max_body_bytes: Option<usize>,
     /// Tokens of a prompt, at most [default: the model's context].
-    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_PROMPT_TOKENS")]
+    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_PROMPT_TOKENS", value_parser = whole::<usize>(1..))]
     pub max_prompt_tokens: Option<usize>,
     /// New tokens of a text, at most [default: the model's context].
-    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_NEW_TOKENS")]
+    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_NEW_TOKENS", value_parser = whole::<usize>(1..))]
     pub max_new_tokens: Option<usize>,
     /// Texts at once, running and waiting; more are refused with 503 [default: 512].
-    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_REQUESTS")]
+    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_REQUESTS", value_parser = whole::<usize>(1..))]
     pub max_requests: Option<usize>,
     /// Texts at once of one client, which is a key or an address; more are refused with 429 [default: 512].
-    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_REQUESTS_PER_CLIENT")]
+    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_REQUESTS_PER_CLIENT", value_parser = whole::<usize>(1..))]
     pub max_requests_per_client: Option<usize>,
     /// Connections at once; more wait [default: 2048].
-    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_CONNECTIONS")]
+    #[arg(long, value_name = "N", env = "HALFBYTE_MAX_CONNECTIONS", value_parser = whole::<usize>(1..))]
     pub max_connections: Option<usize>,
     /// Time in which a request's head or body must come, and within which a client must take some of its answer [default: 30].
-    #[arg(long, value_name = "SECONDS", env = "HALFBYTE_STALL_SECONDS")]
+    #[arg(long, value_name = "SECONDS", env = "HALFBYTE_STALL_SECONDS", value_parser = seconds)]
     pub stall_seconds: Option<f64>,
     /// Time that a request may take [default: 600].
-    #[arg(long, value_name = "SECONDS", env = "HALFBYTE_REQUEST_SECONDS")]
+    #[arg(long, value_name = "SECONDS", env = "HALFBYTE_REQUEST_SECONDS", value_parser = seconds)]
     pub request_seconds: Option<f64>,
     /// Time that running requests have to end once the server is told to end [default: 30].
-    #[arg(long, value_name = "SECONDS", env = "HALFBYTE_DRAIN_SECONDS")]
+    #[arg(long, value_name = "SECONDS", env = "HALFBYTE_DRAIN_SECONDS", value_parser = seconds)]
     pub drain_seconds: Option<f64>,
     /// Form of the lines on standard error [default: text].
     #[arg(long, value_enum, value_name = "FORM", env = "HALFBYTE_LOG")]
@@ -161,6 +161,14 @@ impl TryFrom<toml::Value> for Size {
     }
 }
 
+/// What times are given as.
+const SECONDS: &str = "expected seconds, 0 or more, as 30 or 0.5";
+
+fn seconds(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse().ok().filter(|&number| Duration::try_from_secs_f64(number).is_ok());
+    number.ok_or_else(|| SECONDS.to_owned())
+}
+
 /// A file's text. Errors: it cannot be read, or is absurdly long.
 fn read(path: &Path) -> Result<String> {
     let long = fs::metadata(path).is_ok_and(|data| data.len() > LONGEST_FILE);
@@ -231,8 +239,9 @@ impl Choices {
         let (settings, usual) = (Settings::default(), Limits::default());
         let seconds = |option: &str, given: Option<f64>, usual: Duration| match given {
             None => Ok(usual),
-            Some(seconds) => Duration::try_from_secs_f64(seconds).map_err(|e| {
-                Failure::usage(format!("{option} is no time"), e.to_string(), "give seconds, as 30 or 0.5")
+            Some(seconds) => Duration::try_from_secs_f64(seconds).map_err(|_| {
+                let got = format!("{SECONDS}, got {seconds}");
+                Failure::usage(format!("{option} is no time"), got, "give another number")
             }),
         };
         let stall = seconds("--stall-seconds", self.stall_seconds, usual.read)?;
