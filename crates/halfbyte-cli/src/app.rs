@@ -39,10 +39,9 @@ impl App {
             app.note(&format!("note: --threads {} is more than the {all} of this machine, and slower", app.threads()));
         }
         // Quantising and converting run on a pool of their own.
-        rayon::ThreadPoolBuilder::new()
-            .num_threads(app.threads())
-            .build_global()
-            .map_err(|e| Failure::device(format!("cannot start {} threads", app.threads()), e.to_string()))?;
+        rayon::ThreadPoolBuilder::new().num_threads(app.threads()).build_global().map_err(|e| {
+            Failure::device(format!("cannot start {}", text::several(app.threads(), "thread")), e.to_string())
+        })?;
         Ok(app)
     }
 

@@ -5,6 +5,7 @@ use crate::args::{ActArg, HintArgs, KvArg, RtnArgs, SymmetricRange, whole};
 use crate::failure::{Exit, Failure, Result};
 use crate::progress::{Progress, Unit};
 use crate::start::{Laps, Start};
+use crate::text::several;
 use halfbyte::cpu::isa::Caps;
 use halfbyte::kernel::KvType;
 use halfbyte::{Act, Float, Format};
@@ -199,7 +200,7 @@ impl LoadArgs {
             return Ok(());
         }
         Err(Failure::usage(
-            format!("{} holds the parts of {parts} ranks", folder.display()),
+            format!("{} holds the parts of {}", folder.display(), several(parts, "rank")),
             format!("--tp says {}", self.tp),
             format!("add --tp {parts}"),
         ))

@@ -6,6 +6,7 @@ mod started;
 pub use given::Given;
 
 use crate::failure::{Exit, Failure, Result};
+use crate::text::several;
 use crate::{interrupt, text};
 use halfbyte::cuda::Gpu;
 use halfbyte_llm::comm::{Alone, Comm, Rendezvous, Tcp};
@@ -134,7 +135,7 @@ impl Ranks {
             Some(at) if at.size == size => Ok(Tcp::meet(&at)?),
             Some(at) => Err(Failure::usage(
                 "--tp and the launcher contradict each other",
-                format!("--tp says {size} ranks, WORLD_SIZE {}", at.size),
+                format!("--tp says {}, WORLD_SIZE {}", several(size, "rank"), at.size),
                 "give both the same number",
             )),
             None => self.start(size),
@@ -216,7 +217,7 @@ impl Local {
                 if size > there.max(1) {
                     return Err(Failure::usage(
                         "there are more ranks than GPUs",
-                        format!("{size} ranks on this machine, which has {there} GPUs"),
+                        format!("{size} ranks on this machine, which has {}", several(there, "GPU")),
                         "use --device cpu, or let ranks share a GPU, as by --device cuda:0,0",
                     ));
                 }
@@ -224,7 +225,7 @@ impl Local {
             }
             _ => Err(Failure::usage(
                 "--device names another number of GPUs than there are ranks on this machine",
-                format!("{} named, {size} ranks", named.len()),
+                format!("{} named, {}", named.len(), several(size, "rank")),
                 "name one for each rank, as in --tp 2 --device cuda:0,1",
             )),
         }

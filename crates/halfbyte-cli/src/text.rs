@@ -141,6 +141,11 @@ pub fn count(number: u64) -> String {
     }
 }
 
+/// A number of things: `1 token`, `2 tokens`.
+pub fn several(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// A number of at least a few hundred without decimals, a smaller one with some.
 pub fn rate(value: f64) -> String {
     if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") }
@@ -168,6 +173,7 @@ mod tests {
             ["999 B", "1.5 kB", "22.0 MB", "4.00 GB"]
         );
         assert_eq!([count(9_999), count(11_015_040)], ["9999", "11.0 M"]);
+        assert_eq!([0, 1, 2].map(|number| several(number, "token")), ["0 tokens", "1 token", "2 tokens"]);
         assert_eq!([rate(12.34), rate(1234.5)], ["12.3", "1234"]);
         assert_eq!([cut("abc", 3), cut("abcd", 3)], ["abc", "ab…"]);
     }

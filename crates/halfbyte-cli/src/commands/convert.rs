@@ -7,7 +7,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
-use crate::text::bytes;
+use crate::text::{bytes, several};
 use clap::ValueEnum;
 use halfbyte::{Float, Group};
 use halfbyte_checkpoint::folder::RankFolders;
@@ -193,10 +193,10 @@ fn for_ranks(args: &Args, ranks: usize, app: &App) -> Result<()> {
     app.result(&result, |r: &Parts| {
         let each: Vec<String> = r.bytes_after.iter().map(|&of| bytes(of)).collect();
         format!(
-            "{}: parts of {} ranks without loss, {} quantised layers; tensors {} before, {} after, {:.1} s\n",
+            "{}: parts of {} ranks without loss, {}; tensors {} before, {} after, {:.1} s\n",
             path(&r.output),
             each.len(),
-            r.modules,
+            several(r.modules, "quantised layer"),
             bytes(r.bytes_before),
             each.join(" + "),
             r.seconds
@@ -207,10 +207,10 @@ fn for_ranks(args: &Args, ranks: usize, app: &App) -> Result<()> {
 fn human(r: &Converted) -> String {
     let exact = r.modules - r.requantized.iter().filter(|again| !r.made_dense.contains(&again.module)).count();
     let mut out = format!(
-        "{}: {} of {} layers to {} without loss; tensors {} before, {} after, {:.1} s\n",
+        "{}: {} of {} to {} without loss; tensors {} before, {} after, {:.1} s\n",
         path(&r.output),
         exact,
-        r.modules,
+        several(r.modules, "layer"),
         r.to,
         bytes(r.bytes_before),
         bytes(r.bytes_after),
@@ -228,8 +228,8 @@ fn human(r: &Converted) -> String {
     }
     if let Some(first) = r.requantized.first() {
         out += &format!(
-            "{} layers were rounded again; the first: `{}`: {}\n",
-            r.requantized.len(),
+            "rounded again: {}; the first: `{}`: {}\n",
+            several(r.requantized.len(), "layer"),
             escaped(&first.module),
             escaped(&first.reason)
         );

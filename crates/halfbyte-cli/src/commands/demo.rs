@@ -8,7 +8,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::{device, prepare, shipped, tokenizer};
 use crate::progress::Progress;
-use crate::text::{Align, bytes, count, cut, rate, table};
+use crate::text::{Align, bytes, count, cut, rate, several, table};
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
 use halfbyte::{Act, Format};
@@ -205,7 +205,9 @@ fn human(demo: &Demo) -> String {
     let mut out = format!("{}: {} weights; {}\n\n", escaped(&name), count(demo.parameters), demo.machine);
     let windows = match demo.windows == demo.windows_in_all {
         true => format!("all {} windows of {} tokens of its validation set", demo.windows, demo.window),
-        false => format!("the first {} of {} windows of its validation set", demo.windows, demo.windows_in_all),
+        false => {
+            format!("the first {} of {} of its validation set", demo.windows, several(demo.windows_in_all, "window"))
+        }
     };
     let row = |name: &str, value: &dyn Fn(&Side) -> String, remark: String| {
         vec![name.to_owned(), value(before), value(after), remark]

@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::args::WeightKind;
 use crate::failure::Result;
 use crate::machine;
-use crate::text::{Align, bytes, table};
+use crate::text::{Align, bytes, several, table};
 use halfbyte::Float;
 use halfbyte::cpu::isa::{Caps, Isa};
 use halfbyte::cpu::matmul::{self, KERNELS};
@@ -148,8 +148,12 @@ impl Cuda {
             Some(why) => format!("; cannot be written ({why}): each process compiles its kernels"),
             None => String::new(),
         };
-        let kept =
-            format!("{}, {} kernels, {}{refusal}", self.cache.line(), self.cache_kernels, bytes(self.cache_bytes));
+        let kept = format!(
+            "{}, {}, {}{refusal}",
+            self.cache.line(),
+            several(self.cache_kernels, "kernel"),
+            bytes(self.cache_bytes)
+        );
         lines.push(("kernel cache".to_owned(), kept));
         lines
     }

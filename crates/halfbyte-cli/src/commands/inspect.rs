@@ -7,7 +7,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::open_with;
 use crate::progress::{Progress, Unit};
-use crate::text::{Align, bytes, count, table};
+use crate::text::{Align, bytes, count, several, table};
 use halfbyte_checkpoint::config::{CompressedTensorsFormat, CompressedTensorsGroup};
 use halfbyte_checkpoint::inspect::TensorSummary;
 use halfbyte_checkpoint::{Inspection, Part, QuantizationConfig, inspect};
@@ -162,13 +162,12 @@ fn human(report: &Report) -> String {
         out += &format!(", the part of rank {rank} of {size}");
     }
     out += "\n";
-    let files = i.files.len();
     out += &format!(
-        "{} weights, {} in {} tensors and {files} file{}, {:.2} bits a weight\n",
+        "{} weights, {} in {} and {}, {:.2} bits a weight\n",
         count(i.parameters),
         bytes(i.total_bytes),
-        i.tensors.len(),
-        if files == 1 { "" } else { "s" },
+        several(i.tensors.len(), "tensor"),
+        several(i.files.len(), "file"),
         i.bits_per_weight,
     );
     for line in i.quantization.iter().flat_map(declared) {
@@ -217,7 +216,7 @@ fn human(report: &Report) -> String {
         0 if report.data => out += "no problems found, data read\n",
         0 => out += "no problems found; --data looks at the numbers too\n",
         found => {
-            out += &format!("{found} finding{}:\n", if found == 1 { "" } else { "s" });
+            out += &format!("{}:\n", several(found, "finding"));
             i.findings.iter().for_each(|finding| out += &format!("  {}\n", escaped(&finding.to_string())));
         }
     }

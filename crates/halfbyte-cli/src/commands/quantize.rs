@@ -10,7 +10,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
-use crate::text::bytes;
+use crate::text::{bytes, several};
 use calibrated::{Calibration, CalibrationArgs};
 use clap::ValueEnum;
 use halfbyte::quantize::{Rtn, rtn};
@@ -368,9 +368,9 @@ fn human(result: &Quantized) -> String {
         out += &calibrated::human(calibration);
     }
     out += &format!(
-        "{}: {} layers to {format}{} by {}, in the form {}\n",
+        "{}: {} to {format}{} by {}, in the form {}\n",
         path(&result.output),
-        sizes.modules,
+        several(sizes.modules, "layer"),
         result.head_format.as_ref().map_or_else(String::new, |head| format!(", the head among them to {head},")),
         result.by,
         result.to

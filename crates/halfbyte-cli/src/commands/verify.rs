@@ -7,6 +7,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::{is_parts, open, open_with};
 use crate::progress::{Progress, Unit};
+use crate::text::several;
 use halfbyte_checkpoint::verify::OnTensor;
 use halfbyte_checkpoint::{Part, Verification, Weights, verify, verify_parts};
 use halfbyte_llm::{Config, shard};
@@ -116,14 +117,15 @@ fn of_parts(folder: &Path, whole: &Weights, on_tensor: &mut OnTensor<'_>) -> Res
 fn human(r: &Verified) -> String {
     let Verification { compared, elements, differing, only_in_first, only_in_second } = &r.found;
     let mut out = match r.equal {
-        true => format!("equal: {compared} tensors, {elements} numbers\n"),
-        false => format!("different: {} of {compared} tensors\n", differing.len()),
+        true => format!("equal: {}, {}\n", several(*compared, "tensor"), several(*elements as usize, "number")),
+        false => format!("different: {} of {}\n", differing.len(), several(*compared, "tensor")),
     };
     for d in differing.iter().take(LISTED) {
         let name = escaped(&d.name);
         out += &match (d.largest, d.at) {
             (Some(largest), Some((at, a, b))) => {
-                format!("  {name}: {} numbers, by up to {largest:.3e} (number {at}: {a} and {b})\n", d.elements)
+                let numbers = several(d.elements as usize, "number");
+                format!("  {name}: {numbers}, by up to {largest:.3e} (number {at}: {a} and {b})\n")
             }
             _ => match d.types {
                 Some([a, b]) => format!("  {name}: {a} {:?} and {b} {:?}\n", d.shapes[0], d.shapes[1]),

@@ -33,6 +33,7 @@ fn divergence_from_a_model_is_measured() {
         assert_eq!(found[field], json(&[&options[..], more].concat())["perplexity"], "{field}");
     }
     let shown = quiet(&["eval", "kl", &m, &m, "--text", &text, "--max-windows", "1", "--quantize", "w8a16-g128"]);
+    assert!(shown.contains(", 1 window of 512 tokens,"), "{shown}");
     assert!(shown.contains("w8a16-g128 from f16") && shown.contains("top-1 agreement"), "{shown}");
 
     let here = TempDir::new().unwrap();

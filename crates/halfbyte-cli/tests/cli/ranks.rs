@@ -305,7 +305,7 @@ fn ranks_that_fail_are_named() {
     );
     for alone in [&["bench", "matmul", "-n", "64"][..], &["inspect", &model]] {
         let error = fails(2, &[alone, &["--device", "cuda:0,1"]].concat());
-        assert!(error.contains("2 named, 1 ranks"), "{error}");
+        assert!(error.contains("2 named, 1 rank"), "{error}");
     }
     // What the first rank cannot read, the others do not wait for.
     assert!(fails(3, &["run", &model, "-f", "no-such-file", "--tp", "2"]).contains("no-such-file"));

@@ -6,7 +6,7 @@ use crate::args::WeightKind;
 use crate::failure::{Exit, Failure, Result};
 use crate::progress::Progress;
 use crate::random;
-use crate::text::{Align, table};
+use crate::text::{Align, several, table};
 use crate::timing::Measured;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Packed, Packer};
@@ -240,8 +240,9 @@ fn human(report: &Report) -> String {
     };
     let rows: Vec<_> = results.iter().map(row).collect();
     format!(
-        "{device}, driver for CUDA {driver}, reads {read_gb_per_s:.0} GB/s\n{experts} experts, {top_k} of a row, {inner} × {hidden}, \
+        "{device}, driver for CUDA {driver}, reads {read_gb_per_s:.0} GB/s\n{}, {top_k} of a row, {inner} × {hidden}, \
          {format}\n\n{}",
+        several(*experts, "expert"),
         table(&columns, &rows)
     )
 }

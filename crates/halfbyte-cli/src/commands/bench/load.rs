@@ -8,7 +8,7 @@ use crate::interrupt;
 use crate::model::open;
 use crate::progress::Progress;
 use crate::random;
-use crate::text::{Align, bytes as in_bytes, table};
+use crate::text::{Align, bytes as in_bytes, several, table};
 use crate::timing::Measured;
 use halfbyte::cpu::roofline::{Roofline, copy_to_new_memory};
 use halfbyte::ops::{Linear, Weight};
@@ -307,9 +307,9 @@ fn human(report: &Report) -> String {
         ("best of copying", Align::Right),
     ];
     format!(
-        "{}{random}: {} threads, {}; this machine reads {} GB/s and copies {} GB/s to new memory\n{}",
+        "{}{random}: {}, {}; this machine reads {} GB/s and copies {} GB/s to new memory\n{}",
         path(&report.model),
-        report.threads,
+        several(report.threads, "thread"),
         report.isa,
         gigabytes(report.read_bytes_per_second),
         gigabytes(report.copy_to_new_bytes_per_second),

@@ -16,7 +16,7 @@ use crate::machine;
 use crate::model::LoadArgs;
 use crate::progress::Progress;
 use crate::start::Start;
-use crate::text::{bytes, count, rate};
+use crate::text::{bytes, count, rate, several};
 use batch::Batch;
 use halfbyte::cpu::Cpu;
 use halfbyte::{Float, Format, Group, WeightFormat, Zero};
@@ -272,7 +272,7 @@ fn refuse_too_long(spec: &Spec, work: Work) -> Result<()> {
 /// What a model computes with, for people.
 pub fn machine_of(model: &Model, cpu: &Cpu) -> String {
     match model.device() {
-        Device::Cpu => format!("{} threads, {}", cpu.threads().count(), cpu.caps().isa.name()),
+        Device::Cpu => format!("{}, {}", several(cpu.threads().count(), "thread"), cpu.caps().isa.name()),
         gpu @ Device::Cuda(_) => gpu.to_string(),
     }
 }
@@ -298,6 +298,7 @@ fn human(report: &Report) -> String {
     let kernels = match (report.device_memory_bytes, report.kernels_compiled) {
         (None, _) => String::new(),
         (Some(_), 0) => "; kernels were on disk".to_owned(),
+        (Some(_), 1) => "; a kernel was compiled".to_owned(),
         (Some(_), compiled) => format!("; {compiled} kernels were compiled"),
     };
     let prompt = report.prompt_tokens;
@@ -319,7 +320,7 @@ fn human(report: &Report) -> String {
     let decode = (speed.decode_tokens_per_second, speed.decode_spread);
     let after = match report.depth_tokens {
         0 => String::new(),
-        depth => format!(", after {depth} tokens that were read as a prompt is"),
+        depth => format!(", after {} that were read as a prompt is", several(depth, "token")),
     };
     out +=
         &line("decode", report.generated_tokens, decode.0, decode.1, after, limits.as_ref().map(Limits::of_decoding));

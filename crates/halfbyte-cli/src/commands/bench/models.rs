@@ -8,7 +8,7 @@ use crate::escape::escaped;
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::progress::Progress;
-use crate::text::{Align, bytes, rate, table};
+use crate::text::{Align, bytes, rate, several, table};
 use case::{Case, Published, Row};
 use serde::Serialize;
 use serde_json::Value;
@@ -188,13 +188,15 @@ fn outcome(status: ExitStatus, out: &str, err: &str) -> std::result::Result<Valu
 fn human(report: &Report) -> String {
     let Report { origin, config, prompt_tokens, generated_tokens, batch, rows, published } = report;
     let mut out = format!(
-        "{}\n{}: prompts of {prompt_tokens} tokens, {generated_tokens} tokens written, random weights\n",
+        "{}\n{}: prompts of {}, {} written, random weights\n",
         escaped(origin),
-        escaped(&config.display().to_string())
+        escaped(&config.display().to_string()),
+        several(*prompt_tokens, "token"),
+        several(*generated_tokens, "token")
     );
     let devices = rows.iter().find_map(|row| row.report.as_ref()?["device"].as_str());
     out += &devices.map_or_else(|| "\n".to_owned(), |device| format!("first rank on {}\n\n", escaped(device)));
-    let texts: Vec<String> = batch.iter().map(|texts| format!("{texts} texts tok/s")).collect();
+    let texts: Vec<String> = batch.iter().map(|texts| format!("{} tok/s", several((*texts).into(), "text"))).collect();
     let numbers = ["GPUs", "weights a GPU", "memory a GPU", "decode tok/s", "of limit", "prefill tok/s"];
     let mut columns = vec![("format", Align::Left)];
     columns.extend(numbers.into_iter().chain(texts.iter().map(String::as_str)).map(|name| (name, Align::Right)));

@@ -2,7 +2,7 @@
 
 use super::check::Check;
 use crate::failure::{Exit, Failure, Result};
-use crate::text::{Align, table};
+use crate::text::{Align, several, table};
 use crate::timing::Measured;
 use halfbyte::Cpu;
 use halfbyte::cuda::Gpu;
@@ -93,7 +93,7 @@ impl OnCpu {
 
 impl std::fmt::Display for OnCpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} threads, {}", self.threads, self.isa)
+        write!(f, "{}, {}", several(self.threads, "thread"), self.isa)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::failure::Result;
 use crate::interrupt;
 use crate::model::{LoadArgs, tokenizer};
 use crate::progress::{Progress, Unit};
+use crate::text::several;
 use halfbyte_llm::eval;
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -110,7 +111,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         format!(
             "KL divergence {:.6}{error} nats a token ({} from {}), top-1 agreement {:.2} %\n\
              half of {} positions at most {:.6}, 90 % {:.6}, 99 % {:.6}, 99.9 % {:.6}, all {:.6}\n\
-             perplexity {:.4} for {:.4}, ratio {:.5}, {} windows of {} tokens, {:.1} s\n",
+             perplexity {:.4} for {:.4}, ratio {:.5}, {} of {} tokens, {:.1} s\n",
             r.kl_mean,
             r.format,
             r.reference_format,
@@ -124,7 +125,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             r.perplexity,
             r.reference_perplexity,
             r.perplexity_ratio,
-            r.windows,
+            several(r.windows, "window"),
             r.window,
             r.seconds
         )

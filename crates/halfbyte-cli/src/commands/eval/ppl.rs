@@ -6,7 +6,7 @@ use crate::failure::Result;
 use crate::interrupt;
 use crate::model::{LoadArgs, tokenizer};
 use crate::progress::{Progress, Unit};
-use crate::text::{bytes, rate};
+use crate::text::{bytes, rate, several};
 use halfbyte_llm::eval;
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -78,11 +78,11 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     app.result(&result, |r| {
         format!(
-            "perplexity {:.4} ({}, {} of weights), {} windows of {} tokens, {:.1} s, {} tok/s\n",
+            "perplexity {:.4} ({}, {} of weights), {} of {} tokens, {:.1} s, {} tok/s\n",
             r.perplexity,
             r.format,
             bytes(r.weight_bytes as u64),
-            r.windows,
+            several(r.windows, "window"),
             r.window,
             r.seconds,
             rate(r.tokens_per_second)

@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::escape::path;
 use crate::failure::Result;
 use crate::model::LoadArgs;
-use crate::text::{Align, bytes, table};
+use crate::text::{Align, bytes, several, table};
 use halfbyte_llm::explain::Product;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
                 vec![rows, plan.kernel.to_owned(), plan.configuration.clone(), bytes(plan.workspace_bytes as u64)]
             };
             let rows: Vec<Vec<String>> = product.plans.iter().map(row).collect();
-            out += &format!("\n{}, {} times\n{}", product.product, product.count, table(&columns, &rows));
+            out += &format!("\n{}, {}\n{}", product.product, several(product.count, "time"), table(&columns, &rows));
         }
         out
     })

@@ -9,7 +9,7 @@ use crate::interrupt;
 use crate::model::files_of;
 use crate::progress::{Progress, Unit};
 use crate::side_file;
-use crate::text::{Align, table};
+use crate::text::{Align, several, table};
 use halfbyte::quantize::{Gptq, Refine, Rtn};
 use halfbyte::{Act, WeightFormat};
 use halfbyte_checkpoint::folder::check_target;
@@ -254,8 +254,9 @@ fn tokens(task: &Task<'_>, config: &Config) -> Result<Vec<u32>> {
         windows => {
             if windows < samples {
                 task.app.note(&format!(
-                    "note: {} fills {windows} windows of {window} tokens, not {samples}; all of it is used",
-                    task.text.display()
+                    "note: {} fills {} of {window} tokens, not {samples}; all of it is used",
+                    task.text.display(),
+                    several(windows, "window")
                 ));
             }
             Ok(tokens)
@@ -387,10 +388,10 @@ pub fn human(calibration: &Calibration) -> String {
     if measured {
         let stays = layers.iter().filter(|layer| layer.activations.is_some_and(|a| a.stays_a16)).count();
         out += &format!(
-            "{adds}: what inputs of 8 bits, {}, add to the error of outputs; {stays} of {} layers better stay a16: it is \
+            "{adds}: what inputs of 8 bits, {}, add to the error of outputs; {stays} of {} better stay a16: it is \
              more than {} %, and more than their weights' error\n",
             rule(calibration.act),
-            layers.len(),
+            several(layers.len(), "layer"),
             100.0 * ActivationReport::OUTLIERS
         );
     }

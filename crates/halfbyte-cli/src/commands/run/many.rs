@@ -4,7 +4,7 @@ use super::{Args, report};
 use crate::app::App;
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
-use crate::text::{rate, read_text};
+use crate::text::{rate, read_text, several};
 use halfbyte::cpu::attention::PAGE_LENGTH;
 use halfbyte_llm::Error;
 use halfbyte_llm::schedule::{Handle, Options, Queue, Request, Scheduler};
@@ -91,7 +91,7 @@ pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
     })?;
     drop(cooperate);
     let speed = report::speed(written, begun.elapsed());
-    app.note(&format!("{written} tokens written, {} tok/s, prompts read meanwhile", rate(speed)));
+    app.note(&format!("{} written, {} tok/s, prompts read meanwhile", several(written, "token"), rate(speed)));
     Ok(())
 }
 

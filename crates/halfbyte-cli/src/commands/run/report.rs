@@ -1,7 +1,7 @@
 //! What `run` tells of a text.
 
 use crate::start::Start;
-use crate::text::rate;
+use crate::text::{rate, several};
 use halfbyte_llm::tokenizer::TokenBytes;
 use halfbyte_llm::{Finish, LogProb, LogProbs, Piece, Tokenizer};
 use serde::Serialize;
@@ -32,10 +32,10 @@ impl Continuation {
     /// A line for people.
     pub fn line(&self, decoded: usize) -> String {
         let kept = if self.kept_tokens > 0 { format!(" and {} kept", self.kept_tokens) } else { String::new() };
-        let decode = |speed| format!("; decode {decoded} tokens, {} tok/s", rate(speed));
+        let decode = |speed| format!("; decode {}, {} tok/s", several(decoded, "token"), rate(speed));
         format!(
-            "prefill {} tokens{kept}, {} tok/s{}; ended: {}",
-            self.prompt_tokens - self.kept_tokens,
+            "prefill {}{kept}, {} tok/s{}; ended: {}",
+            several(self.prompt_tokens - self.kept_tokens, "token"),
             rate(self.prefill_tokens_per_second),
             self.decode_tokens_per_second.map_or_else(String::new, decode),
             self.finish

@@ -7,6 +7,7 @@ use crate::app::App;
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::LoadArgs;
+use crate::text::several;
 use config::{Choices, ModelChoices};
 use halfbyte::cpu::Cpu;
 use halfbyte_checkpoint::Weights;
@@ -124,8 +125,10 @@ fn listen(reserved: Reserved, scheme: &str, served: Vec<Served>, listed: Vec<Lis
     for (name, ended) in ended? {
         let counts = ended.counts;
         app.note(&format!(
-            "{name}: {} tokens written, {} of {} pages free",
-            counts.chosen_tokens, counts.free_pages, counts.pages
+            "{name}: {} written, {} of {} pages free",
+            several(counts.chosen_tokens as usize, "token"),
+            counts.free_pages,
+            counts.pages
         ));
     }
     Ok(())

@@ -4,7 +4,7 @@ use super::cuda::Bench;
 use super::operations;
 use crate::app::App;
 use crate::failure::{Failure, Result};
-use crate::text::{Align, rate, table};
+use crate::text::{Align, rate, several, table};
 use halfbyte::Format;
 use halfbyte::cuda::Workspace;
 use halfbyte::cuda::matmul::{self, Call, Configuration, Epilogue, Packed};
@@ -144,7 +144,7 @@ pub(super) fn print(results: &[Swept], left: usize, app: &App) -> Result<()> {
         if *left == 0 {
             out
         } else {
-            format!("{out}{left} products were not measured: the time that --within gives was over\n")
+            format!("{out}not measured, since the time that --within gives was over: {}\n", several(*left, "product"))
         }
     })
 }
