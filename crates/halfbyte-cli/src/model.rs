@@ -1,5 +1,7 @@
 //! A MODEL argument and what becomes of it while it is loaded.
 
+pub mod arch;
+
 use crate::app::App;
 use crate::args::{ActArg, HintArgs, KvArg, RtnArgs, SymmetricRange, whole};
 use crate::failure::{Exit, Failure, Result};
@@ -240,7 +242,8 @@ impl LoadArgs {
     /// The library's options for random weights, and the format of their blocks: `--format`, or `--quantize` to the same effect.
     /// Errors: those of [`LoadArgs::options`], options that change nothing.
     pub fn of_random(&self, app: &App, format: Option<Format>) -> Result<(LoadOptions, Option<Format>)> {
-        let useless = [("--search", self.rtn.search), ("--group", self.hint.group.is_some())];
+        let HintArgs { group, arch } = self.hint;
+        let useless = [("--search", self.rtn.search), ("--group", group.is_some()), ("--arch", arch.is_some())];
         if let Some((option, _)) = useless.iter().find(|(_, given)| *given) {
             return Err(Failure::usage(
                 format!("{option} changes nothing here"),
@@ -341,8 +344,15 @@ pub fn open(path: &Path) -> Result<Weights> {
     open_with(path, Hint::default())
 }
 
-/// Opens a model with what is known of it besides.
+/// Opens a model with what is known of it besides. Error: an architecture of GPUs, where that changes nothing.
 pub fn open_with(path: &Path, hint: Hint) -> Result<Weights> {
+    let weights = open_any(path, hint)?;
+    arch::refuse_idle(hint, &[&weights])?;
+    Ok(weights)
+}
+
+/// The same, where it is one of several that the hint may be meant for.
+pub fn open_any(path: &Path, hint: Hint) -> Result<Weights> {
     match std::fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && is_repository(path) => Err(Failure::new(
             Exit::Input,

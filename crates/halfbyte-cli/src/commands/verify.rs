@@ -5,7 +5,8 @@ use crate::args::HintArgs;
 use crate::escape::{escaped, path};
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
-use crate::model::{is_parts, open, open_with};
+use crate::model::arch::refuse_idle;
+use crate::model::{is_parts, open, open_any};
 use crate::progress::{Progress, Unit};
 use crate::text::several;
 use halfbyte_checkpoint::verify::OnTensor;
@@ -47,7 +48,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         ));
     }
     let noted = |model: &Path| {
-        let weights = open_with(model, args.hint.into())?;
+        let weights = open_any(model, args.hint.into())?;
         for finding in weights.findings().iter().chain(&weights.findings_of_modules()) {
             app.note(&format!("note: {}: {finding}", model.display()));
         }
@@ -61,8 +62,15 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         !interrupt::cancelled()
     };
     let found = match is_parts(&args.a) {
-        true => of_parts(&args.a, &b, &mut on_tensor)?,
-        false => verify(&noted(&args.a)?, &b, &mut on_tensor)?,
+        true => {
+            refuse_idle(args.hint.into(), &[&b])?;
+            of_parts(&args.a, &b, &mut on_tensor)?
+        }
+        false => {
+            let a = noted(&args.a)?;
+            refuse_idle(args.hint.into(), &[&a, &b])?;
+            verify(&a, &b, &mut on_tensor)?
+        }
     };
     drop((cooperate, progress));
     if found.compared == 0 && found.equal() {

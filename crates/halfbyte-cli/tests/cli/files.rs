@@ -326,6 +326,40 @@ fn a_group_size_that_shapes_leave_open_is_asked_for() {
     assert_eq!(json(&["verify", &dense, &native])["equal"], true);
 }
 
+/// It says something of codes in a layout that no config names, of one of two models at least.
+#[test]
+fn an_architecture_is_refused_where_it_changes_nothing() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    let (m, gptq, lies, text) = (model(), path("gptq"), path("lies"), validation());
+    quiet(&["quantize", &m, "-o", &gptq, "--group", "64"]);
+    quiet(&["convert", &gptq, "-o", &lies, "--to", "fpa_intb"]);
+    let file = here.path().join("lies/config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["quantization_config"].as_object_mut().unwrap().remove("arch").unwrap();
+    fs::write(&file, config.to_string()).unwrap();
+    assert!(fails(3, &["verify", &gptq, &lies]).contains("--arch"));
+    let arch = ["--arch", "80"];
+    assert_eq!(json(&[&["verify", &gptq, &lies][..], &arch].concat())["equal"], true);
+    let kl = ["eval", "kl", &gptq, &lies, "--text", &text, "--max-windows", "1", "--window", "32"];
+    let found = json(&[&kl[..], &arch].concat());
+    assert_eq!((&found["kl_max"], &found["reference_format"]), (&0.0.into(), &"w4a16-g64".into()), "{found}");
+    for args in [
+        &["inspect", &gptq][..],
+        &["convert", &gptq, "-o", &path("out"), "--to", "native"],
+        &["dequantize", &gptq, "-o", &path("out")],
+        &["verify", &gptq, &m],
+        &["run", &m, "-p", "a"],
+        &["eval", "kl", &gptq, &m, "--text", &text],
+        &["serve", &gptq, &m],
+        &["bench", "model", "--random-weights", &path("lies/config.json")],
+    ] {
+        let error = fails(2, &[args, &arch].concat());
+        assert!(error.contains("--arch changes nothing here"), "{args:?}: {error}");
+    }
+    assert!(!here.path().join("out").exists());
+}
+
 /// As where a model is run: a bad value is the file's fault, and not that of the form that was asked for.
 #[test]
 fn bad_values_of_a_config_are_bad_input_where_gguf_is_written() {

@@ -4,7 +4,7 @@ use super::WindowArgs;
 use crate::app::App;
 use crate::failure::Result;
 use crate::interrupt;
-use crate::model::{LoadArgs, tokenizer};
+use crate::model::{LoadArgs, arch, tokenizer};
 use crate::progress::{Progress, Unit};
 use crate::text::several;
 use halfbyte_llm::eval;
@@ -69,8 +69,10 @@ struct Divergence {
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let cpu = app.cpu()?;
     let documents = args.windows.documents(app, args.load.tp.into())?;
-    let model = args.load.load(app, &args.model)?;
-    let as_stored = LoadArgs { hint: args.load.hint, ..LoadArgs::AS_STORED };
+    let hints = arch::of_each(args.load.hint, &[&args.model, &args.reference])?;
+    let load = LoadArgs { hint: hints[0], ..args.load.clone() };
+    let model = load.load(app, &args.model)?;
+    let as_stored = LoadArgs { hint: hints[1], ..LoadArgs::AS_STORED };
     let reference = as_stored.load(app, &args.reference)?;
     let mut tokens = eval::shared_token_stream(
         (&tokenizer(&args.model)?, model.config().bos),
@@ -102,8 +104,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         window: args.windows.window,
         tokens: found.tokens,
         positions: found.positions,
-        format: args.load.name(&args.model)?,
-        reference_format: LoadArgs::AS_STORED.name(&args.reference)?,
+        format: load.name(&args.model)?,
+        reference_format: as_stored.name(&args.reference)?,
         seconds: found.seconds,
     };
     app.result(&result, |r| {

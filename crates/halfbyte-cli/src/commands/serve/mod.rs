@@ -6,7 +6,7 @@ mod memory;
 use crate::app::App;
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
-use crate::model::LoadArgs;
+use crate::model::{LoadArgs, arch};
 use crate::text::several;
 use config::{Choices, ModelChoices};
 use halfbyte::cpu::Cpu;
@@ -86,8 +86,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     }
     log(choices.log_json(), app.quiet());
     let mut loaded = Vec::new();
-    for choices in wanted {
-        loaded.push(load(args, app, choices)?);
+    let hints = arch::of_each(args.load.hint, &folders)?;
+    for (choices, hint) in wanted.into_iter().zip(hints) {
+        loaded.push(load(&LoadArgs { hint, ..args.load.clone() }, app, choices)?);
     }
     let positions = memory::positions(&loaded, &choices)?;
     let cpu = Arc::new(app.cpu()?);
@@ -134,8 +135,8 @@ fn listen(reserved: Reserved, scheme: &str, served: Vec<Served>, listed: Vec<Lis
     Ok(())
 }
 
-fn load(args: &Args, app: &App, choices: ModelChoices) -> Result<Loaded> {
-    let load = choices.load(&args.load)?;
+fn load(all: &LoadArgs, app: &App, choices: ModelChoices) -> Result<Loaded> {
+    let load = choices.load(all)?;
     let (model, tokenizer, _, _) = load.start_with_tokenizer(app, &choices.path)?;
     let weights = Weights::open(&choices.path)?;
     let template = ChatTemplate::from_weights(&weights, model.config(), &tokenizer)?;
