@@ -7,7 +7,7 @@ mod conversation;
 mod python;
 mod template;
 
-pub use conversation::{Conversation, Message};
+pub use conversation::{Conversation, Message, is_function_name};
 
 use crate::error::{Error, Result};
 use crate::tokenizer::{MOST_FIELDS, Tokenizer};

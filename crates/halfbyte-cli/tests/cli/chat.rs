@@ -88,7 +88,7 @@ fn a_conversation_goes_on_with_tools() {
     let here = TempDir::new().unwrap();
     let copy = copy_of_model(here.path());
     let m = copy.display().to_string();
-    let template = "{{ bos_token }}{% for t in tools or [] %}{{ t.name }} {% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}\
+    let template = "{{ bos_token }}{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}\
         {% for c in m.tool_calls or [] %} {{ c.function.arguments | tojson }}{% endfor %}{{ '\n' }}{% endfor %}def ";
     fs::write(copy.join("chat_template.jinja"), template).unwrap();
     let file = |name: &str, text: &str| {
@@ -98,7 +98,9 @@ fn a_conversation_goes_on_with_tools() {
     };
     let said = r#"[{"role": "user", "content": "u"}, {"role": "assistant", "content": "c", "tool_calls":
         [{"function": {"name": "f", "arguments": "{\"x\": 1}"}}]}, {"role": "tool", "content": "t"}]"#;
-    let (messages, tools) = (file("messages.json", said), file("tools.json", r#"[{"name": "f"}, {"name": "g"}]"#));
+    let listed =
+        r#"[{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "g"}}]"#;
+    let (messages, tools) = (file("messages.json", said), file("tools.json", listed));
     let chat = ["run", &m, "--chat", "-n", "6", "--messages", &messages];
     // The same text as a prompt. Nothing is read from standard input, as the last turn waits for an answer.
     let same = |prompt: &str, more: &[&str]| {
@@ -113,6 +115,9 @@ fn a_conversation_goes_on_with_tools() {
     assert!(error.contains("messages[0]") && error.contains("role"), "{error}");
     let error = fails(3, &["run", &m, "--chat", "-p", "x", "--tools", &bad]);
     assert!(error.contains("tools") && error.contains("list of objects"), "{error}");
+    let unnamed = file("unnamed.json", r#"[{"type": "function", "function": {"name": "f"}}, {"name": "g"}]"#);
+    let error = fails(3, &["run", &m, "--chat", "-p", "x", "--tools", &unnamed]);
+    assert!(error.contains("tools[1].type: expected \"function\", got nothing"), "{error}");
     fails(2, &["run", &m, "-p", "x", "--tools", &tools]);
     fails(2, &["run", &m, "--chat", "--messages", &messages, "--system", "Be brief."]);
     fs::write(&tools, "[").unwrap();

@@ -79,14 +79,15 @@ pub struct Conversation {
 impl Conversation {
     /// Reads a JSON file: a list of messages, or an object with `messages`, and `tools` and `documents` if there are such.
     ///
-    /// Errors: it cannot be read, is no JSON of this form, holds a name twice or more than a quarter of a million values.
+    /// Errors: it cannot be read, is no JSON of this form, holds a name twice or more than a quarter of a million values; tools that
+    /// are no functions with names.
     pub fn from_file(path: &Path) -> Result<Self> {
         let refuse = refusal(path);
         let mut conversation = Self::default();
         let messages = match parsed(path)? {
             Value::Object(mut fields) => {
                 let mut listed = |field: &str| fields.remove(field).filter(|value| !value.is_null());
-                conversation.tools = listed("tools").map(|tools| objects(path, "tools", tools)).transpose()?;
+                conversation.tools = listed("tools").map(|tools| functions(path, tools)).transpose()?;
                 conversation.documents = listed("documents").map(|all| objects(path, "documents", all)).transpose()?;
                 listed("messages").unwrap_or_default()
             }
@@ -110,13 +111,19 @@ impl Conversation {
 
     /// Reads a JSON file that is a list of tools. Errors: as [`Conversation::from_file`].
     pub fn tools_from_file(path: &Path) -> Result<Value> {
-        objects(path, "tools", parsed(path)?)
+        functions(path, parsed(path)?)
     }
 
     /// Adds a turn.
     pub fn push(&mut self, message: Message) {
         self.messages.push(message);
     }
+}
+
+/// Whether a function may be called so: by at most 64 letters, digits, underscores, dots and dashes.
+pub fn is_function_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    !name.is_empty() && name.len() <= 64 && name.chars().all(plain)
 }
 
 fn refusal(path: &Path) -> impl Fn(&str, &str, String) -> Error {
@@ -136,4 +143,30 @@ fn parsed(path: &Path) -> Result<Value> {
 fn objects(path: &Path, field: &str, value: Value) -> Result<Value> {
     let are = value.as_array().is_some_and(|list| list.iter().all(Value::is_object));
     if are { Ok(value) } else { Err(refusal(path)(field, "a list of objects", shown(&value))) }
+}
+
+/// A place in a tool, what is expected there, and whether something is it.
+type Check = (&'static str, &'static str, fn(&Value) -> bool);
+
+/// A list of functions that have names. Error: something else.
+fn functions(path: &Path, value: Value) -> Result<Value> {
+    let tools = objects(path, "tools", value)?;
+    for (at, tool) in tools.as_array().into_iter().flatten().enumerate() {
+        let checks: [Check; 4] = [
+            ("/type", "\"function\"", |kind| kind == "function"),
+            ("/function", "an object with a name", Value::is_object),
+            ("/function/name", "at most 64 letters, digits, underscores, dots and dashes", |name| {
+                name.as_str().is_some_and(is_function_name)
+            }),
+            ("/function/parameters", "a schema, which is an object", |schema| schema.is_object() || schema.is_null()),
+        ];
+        for (place, expected, fits) in checks {
+            let got = tool.pointer(place).unwrap_or(&Value::Null);
+            if !fits(got) {
+                let got = if got.is_null() { "nothing".to_owned() } else { shown(got) };
+                return Err(refusal(path)(&format!("tools[{at}]{}", place.replace('/', ".")), expected, got));
+            }
+        }
+    }
+    Ok(tools)
 }

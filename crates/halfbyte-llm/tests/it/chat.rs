@@ -210,10 +210,11 @@ fn conversations_are_read_from_json() {
     // Arguments that are JSON in a text are the object, in its order; others stay a text.
     let expected = r#"user;assistant {"b": 1, "a": [2.5]} "b c";"#;
     assert_eq!(template.render(&list, false).unwrap(), format!("{expected}nullnull"));
+    let tool = r#"{"type": "function", "function": {"name": "f", "x": 1}}"#;
     let whole =
-        read(&format!(r#"{{"tools": [{{"x": 1}}], "documents": null, "messages": {said}, "model": "m"}}"#)).unwrap();
+        read(&format!(r#"{{"tools": [{tool}], "documents": null, "messages": {said}, "model": "m"}}"#)).unwrap();
     assert_eq!(whole.messages, list.messages);
-    assert_eq!(template.render(&whole, false).unwrap(), format!("{expected}[{{\"x\": 1}}]null"));
+    assert_eq!(template.render(&whole, false).unwrap(), format!("{expected}[{tool}]null"));
     for (text, field) in [
         ("[", "(the whole)"),
         (r#"{"messages": {}}"#, "messages"),
@@ -222,6 +223,9 @@ fn conversations_are_read_from_json() {
         (r#"[{"role": 5}]"#, "messages[0]"),
         (r#"[["role"]]"#, "messages[0]"),
         (r#"{"messages": [], "tools": [1]}"#, "tools"),
+        (r#"{"messages": [], "tools": [{"name": "f"}]}"#, "tools[0].type"),
+        (r#"{"messages": [], "tools": [{"type": "function"}]}"#, "tools[0].function"),
+        (r#"{"messages": [], "tools": [{"type": "function", "function": {"name": "f g"}}]}"#, "tools[0].function.name"),
         (r#"{"messages": [], "documents": {}}"#, "documents"),
         (r#"[{"role": "user", "role": "system"}]"#, "(the whole)"),
     ] {

@@ -4,7 +4,7 @@ use crate::error::ApiError;
 use crate::fields::{Fields, wrong_type, wrong_value};
 use crate::schema;
 use crate::tools::Function;
-use halfbyte_llm::chat::Message;
+use halfbyte_llm::chat::{Message, is_function_name};
 use serde_json::{Map, Value, json};
 
 /// Turns of a conversation, and tools.
@@ -182,8 +182,7 @@ fn function(tool: Value, at: usize) -> Result<Function> {
     let path = tool.path("function");
     let mut function = Fields::of(tool.required("function")?, path)?;
     let name = function.required_text("name")?;
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
+    if !is_function_name(&name) {
         return Err(wrong_value(&function.path("name"), "at most 64 letters, digits, underscores, dots and dashes"));
     }
     function.text("description")?;

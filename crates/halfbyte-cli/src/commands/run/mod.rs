@@ -55,7 +55,8 @@ pub struct Args {
     /// that has it as messages, beside tools and documents. Where the last one is not the assistant's, it is answered, and that is all.
     #[arg(long, value_name = "FILE.json", requires = "chat", conflicts_with_all = ["system", "prompts"])]
     messages: Option<PathBuf>,
-    /// Functions that the model may call: a JSON list of schemas. Calls are part of the answer's text.
+    /// Functions that the model may call: a JSON list of objects as {"type": "function", "function": {"name": ..., "parameters": ...}}.
+    /// Calls are part of the answer's text.
     #[arg(long, value_name = "FILE.json", requires = "chat", conflicts_with = "prompts")]
     tools: Option<PathBuf>,
     /// Room for a conversation, in tokens [default: 8192, or the model's context if that is shorter, with longrope the original one].
