@@ -215,7 +215,17 @@ impl From<halfbyte::Error> for Failure {
             E::Device { .. } | E::DeviceLost { .. } => Self::device("the device cannot be used", text),
             E::Memory { .. } => Self::memory("the machine has too little memory", text),
             E::DeviceMemory { .. } => Self::memory("the device has too little memory", text),
-            E::LibraryMissing { library, .. } => Self::device_lines(format!("{library} is not found"), &text),
+            E::LibraryMissing { library, .. } => {
+                let help = match library {
+                    "the NVIDIA driver" => {
+                        "install NVIDIA's driver, whose libcuda.so.1 the loader must find (containers are given it: `docker run --gpus all`), or use --device cpu"
+                    }
+                    _ => {
+                        "install it, or name its folder in the variable that is told; `halfbyte doctor` shows what this machine offers"
+                    }
+                };
+                Self::device_lines(format!("{library} is not found"), &text).with_help(help)
+            }
             E::DriverTooOld { .. } => Self::device("the GPU's driver is too old", text),
             E::Compile { .. } => Self::device_lines("a GPU kernel cannot be compiled", &text),
             E::NoKernel { .. } => Self::new(
@@ -250,7 +260,10 @@ impl From<CheckpointError> for Failure {
             ),
             E::Missing { path, what } => Self::new(
                 Exit::Input,
-                format!("{} is not complete", path.display()),
+                match path.symlink_metadata() {
+                    Ok(_) => format!("{} is not complete", path.display()),
+                    Err(_) => format!("{} is missing", path.display()),
+                },
                 what,
                 "a MODEL is a folder with config.json, tokenizer.json and weights, or a GGUF file; `halfbyte inspect MODEL` lists what is missing",
             ),

@@ -431,13 +431,21 @@ pub fn is_parts(path: &Path) -> bool {
 fn open_whole(path: &Path, hint: HintArgs) -> Result<Weights> {
     let path = &own_part(path)?;
     let weights = open_with(path, hint.into())?;
-    if !path.is_dir() && weights.own_config()?.is_none() {
-        return Err(Failure::new(
-            Exit::Input,
-            format!("{} is not a model folder", path.display()),
-            "it is a file of weights, and running a model takes its config.json and tokenizer too",
-            "give the folder that the file lies in",
-        ));
+    let file = !path.is_dir();
+    let folder = weights.folder();
+    let has_config = folder.join("config.json").symlink_metadata().is_ok();
+    if (file || !has_config) && weights.own_config()?.is_none() {
+        let cause = match file {
+            true => "it is a file of weights, and running a model takes its config.json and tokenizer too",
+            false => "there is no config.json in it",
+        };
+        let help = match file && has_config {
+            true => "give the folder that the file lies in",
+            false => {
+                "a MODEL is a folder with config.json, tokenizer.json and weights, or a GGUF file; `halfbyte inspect` shows what this holds"
+            }
+        };
+        return Err(Failure::new(Exit::Input, format!("{} is not a model folder", path.display()), cause, help));
     }
     Ok(weights)
 }

@@ -31,7 +31,10 @@ const GEMMA_2: &[&str] = &["attn_logit_softcapping", "final_logit_softcapping"];
 pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> {
     let unsupported = |what: String| Error::unsupported(&header.file, what);
     let known = Architecture::of_file(header)?;
-    let known = known.ok_or_else(|| header.unexpected("general.architecture", &architectures::read()))?;
+    let known = known.ok_or_else(|| match header.unexpected("general.architecture", &architectures::read()) {
+        Error::Malformed { what, .. } => unsupported(what),
+        other => other,
+    })?;
     if header.number("split.count")?.is_some_and(|count| count > 1) {
         let what = "key `split.count`: one part of a model in several files; open the first, beside the others";
         return Err(unsupported(what.into()));

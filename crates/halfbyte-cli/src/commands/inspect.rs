@@ -11,10 +11,11 @@ use crate::text::{Align, bytes, count, several, table};
 use halfbyte_checkpoint::config::{CompressedTensorsFormat, CompressedTensorsGroup};
 use halfbyte_checkpoint::inspect::TensorSummary;
 use halfbyte_checkpoint::{Inspection, Part, QuantizationConfig, inspect};
-use halfbyte_llm::Config;
 use halfbyte_llm::check::{self, contradictions};
+use halfbyte_llm::{Config, Error as LlmError};
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 /// Show a model's architecture, tensors, formats, sizes, and every problem found.
@@ -53,7 +54,12 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let obstacle = match Config::from_weights(&weights) {
         Err(why) => {
             inspection.findings.extend(weights.irregular_blocks());
-            Some(why.to_string())
+            Some(match why {
+                LlmError::Io { path, source } if source.kind() == ErrorKind::NotFound => {
+                    format!("there is no {}", path.display())
+                }
+                other => other.to_string(),
+            })
         }
         Ok(config) => {
             let found = contradictions(&config, &weights);

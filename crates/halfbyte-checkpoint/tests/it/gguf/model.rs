@@ -101,6 +101,9 @@ fn models_that_have_no_config() {
         let text = text_of(config_json(&with(&header, key, value), &bytes));
         assert_names(&text, &["tiny_llama.gguf", key, part]);
     }
+    // That of another kind of model is no damage.
+    let other = config_json(&with(&header, "general.architecture", text("mamba")), &bytes);
+    assert!(matches!(other, Err(Error::Unsupported { .. })), "{other:?}");
     let no_factor = with(&header, "llama.rope.scaling.type", text("yarn"));
     assert_names(&text_of(config_json(&no_factor, &bytes)), &["llama.rope.scaling.factor", "got nothing"]);
     // What is missing, or no longer fits, is another key.
