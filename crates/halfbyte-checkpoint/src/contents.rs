@@ -84,10 +84,10 @@ impl Weights {
         info.is_some_and(|info| info.dtype.float().is_some())
     }
 
-    /// A matrix in a block, or the head, in a type that no kernel and no scheme reads.
-    fn unread_matrix(&self, info: &TensorInfo<'_>) -> Option<Finding> {
+    /// A matrix in a block, or the head, in a type that no kernel and no scheme reads; of such blocks of codes any matrix.
+    pub(crate) fn unread_matrix(&self, info: &TensorInfo<'_>) -> Option<Finding> {
         let module = info.name.strip_suffix(".weight").filter(|_| info.shape.len() == 2)?;
-        let is_linear = in_block(module) || module == "lm_head";
+        let is_linear = in_block(module) || module == "lm_head" || matches!(info.dtype, DType::Block(_));
         let unread = is_linear && info.dtype.float().is_none() && matches!(self.kind(module), Ok(ModuleKind::Dense));
         unread.then(|| {
             let what = match info.dtype {

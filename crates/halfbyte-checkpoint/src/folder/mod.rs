@@ -171,8 +171,12 @@ impl Linear<'_> {
 }
 
 /// The modules of a model that could be linear layers, in the order of its files. Errors: quantised tensors that do not
-/// fit each other, and what [`Weights::unreadable`] finds.
+/// fit each other, and what [`Weights::unreadable`] finds; of types that are not read [`Error::Unsupported`].
 pub fn linears(source: &Weights) -> Result<Vec<Linear<'_>>> {
+    if let Some(Finding { subject, text }) = source.checkpoint().tensors().find_map(|info| source.unread_matrix(&info))
+    {
+        return Err(Error::unsupported(source.checkpoint().path(), format!("`{subject}` {text}")));
+    }
     if let Some(Finding { subject, text }) = source.unreadable().into_iter().next() {
         return Err(Error::malformed(source.checkpoint().path(), format!("`{subject}` {text}")));
     }

@@ -8,6 +8,7 @@
 use super::{Parts, Source, Vocab, kind, refuse};
 use crate::error::{Error, Result};
 use crate::gguf::header::Header;
+use crate::gguf::model::token;
 use crate::gguf::value::{Array, Value as Meta};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
@@ -38,7 +39,11 @@ pub(super) fn read(header: &Header, vocab: &Vocab<'_>) -> Result<Parts> {
     let merges =
         pieces.merges(scores).map_err(|what| Error::unsupported(&header.file, format!("key `{TOKENS}`: {what}")))?;
     let merges: Vec<Value> = merges.iter().map(|m| json!([pieces.tokens[m.left], pieces.tokens[m.right]])).collect();
-    let (unknown, _) = vocab.role(header, "unknown")?;
+    // The first token where the file does not say, as llama.cpp has it.
+    let unknown = match token(header, "unknown")? {
+        None => vocab.tokens[0].as_str(),
+        Some(_) => vocab.role(header, "unknown")?.0,
+    };
     let prefix = header.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})];
     let mut decoders = vec![

@@ -6,8 +6,8 @@ use half::f16;
 use halfbyte::format::reference::dequantize;
 use halfbyte::layout::codes::Codes;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
-use halfbyte_checkpoint::gguf::{GgmlType, load, pack, unpack_rows};
-use halfbyte_checkpoint::{Checkpoint, Error, Result};
+use halfbyte_checkpoint::gguf::{GgmlType, TensorSpec, create, load, pack, unpack_rows};
+use halfbyte_checkpoint::{Checkpoint, Error, Result, Weights, linears};
 
 const PACKED: [GgmlType; 3] = [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q8_0];
 
@@ -256,6 +256,25 @@ fn blocks_that_do_not_fit_are_refused() {
     assert!(rows(64, 2, 2).is_ok());
     for (codes, scales, offsets) in [(32, 2, 2), (96, 2, 2), (64, 1, 2), (64, 2, 1), (64, 2, 0), (48, 2, 2)] {
         assert!(rows(codes, scales, offsets).is_err(), "{codes} {scales} {offsets}");
+    }
+}
+
+/// A matrix of a type that has a name here and no more is no damage, whatever it is for.
+#[test]
+fn types_that_are_not_read_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    for kind in [GgmlType::IQ1_S, GgmlType::IQ2_XXS, GgmlType::TQ1_0] {
+        for name in ["blk.0.ffn_down.weight", "token_embd.weight"] {
+            let spec = TensorSpec { name: name.into(), ggml_type: kind, shape: vec![2, 256] };
+            let mut writer = create(&path, &[], &[spec]).unwrap();
+            writer.write(name, &vec![0; 2 * kind.block_bytes()]).unwrap();
+            writer.finish().unwrap();
+            let result = linears(&Weights::open(&path).unwrap()).map(drop);
+            assert!(matches!(result, Err(Error::Unsupported { .. })), "{result:?}");
+            assert_names(&text_of(result), &[name, &format!("blocks of {kind}, which is not read")]);
+            std::fs::remove_file(&path).unwrap();
+        }
     }
 }
 

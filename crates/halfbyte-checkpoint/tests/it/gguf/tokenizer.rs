@@ -87,6 +87,11 @@ fn a_tokenizer_with_scores_comes_back() {
         let key = format!("tokenizer.ggml.{key}");
         assert_eq!(metadata.get(&key), header.get(&key), "{key}");
     }
+    // Without a word of it the first token is the unknown one, as for llama.cpp.
+    let mut silent = header.clone();
+    set(&mut silent, "unknown_token_id", None);
+    assert_eq!(tokenizer_json(&silent).unwrap()["model"]["unk_token"], json["model"]["unk_token"]);
+    assert_eq!(json["model"]["vocab"][json["model"]["unk_token"].as_str().unwrap()], 0);
     let mut plain = header;
     set(&mut plain, "add_space_prefix", Some(Meta::Bool(false)));
     set(&mut plain, "add_bos_token", Some(Meta::Bool(false)));
@@ -272,7 +277,7 @@ fn lists_that_do_not_fit_are_refused() {
         (&bpe, "add_bos_token", Some(Meta::U8(1)), "a boolean"),
         (&spm, "bos_token_id", None, "one of 680 tokens"),
         (&spm, "bos_token_id", Some(Meta::U32(680)), "one of 680 tokens"),
-        (&spm, "unknown_token_id", None, "one of 680 tokens"),
+        (&spm, "unknown_token_id", Some(Meta::U32(680)), "one of 680 tokens"),
         (&spm, "scores", None, "680 f32"),
         (&spm, "scores", Some(Meta::Array(Array::F32(vec![0.0; 679]))), "680 f32"),
         (&spm, "scores", Some(Meta::Array(Array::F32(vec![f32::NAN; 680]))), "none NaN"),
