@@ -8,7 +8,7 @@ use crate::files;
 use crate::finding::Finding;
 use crate::mapping::Mapping;
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Adds the tensors of a model. The initialisers of a quantised product have the names that [`Part`] gives them, each
 /// product's its own where they share one; others keep theirs.
@@ -27,7 +27,6 @@ pub(crate) fn open_file(path: &Path, checkpoint: &mut Checkpoint) -> Result<()> 
         }
     }
     let model_file = checkpoint.add_file(MappedFile { path: path.to_owned(), map });
-    let folder = files::parent(path);
     let mut external: HashMap<String, usize> = HashMap::new();
     for initializer in model.initializers() {
         let Initializer { name, element, shape, place, .. } = initializer;
@@ -44,7 +43,7 @@ pub(crate) fn open_file(path: &Path, checkpoint: &mut Checkpoint) -> Result<()> 
                 let (file, bytes) = match external.get(location) {
                     Some(&file) => (file, checkpoint.file_bytes(file)),
                     None => {
-                        let path = folder.join(location);
+                        let path = external_file(path, location);
                         let map = Mapping::open(&path)?;
                         let bytes = map.bytes().len();
                         let file = checkpoint.add_file(MappedFile { path, map });
@@ -62,6 +61,17 @@ pub(crate) fn open_file(path: &Path, checkpoint: &mut Checkpoint) -> Result<()> 
     }
     checkpoint.set_container(Container::Onnx(model));
     Ok(())
+}
+
+/// A file of a model's external data: beside the model, or, where a link leads to that and nothing lies beside the link, beside what it
+/// leads to.
+fn external_file(model: &Path, location: &str) -> PathBuf {
+    let beside = files::parent(model).join(location);
+    let behind = || Some(model.canonicalize().ok()?.parent()?.join(location));
+    match beside.symlink_metadata() {
+        Ok(_) => beside,
+        Err(_) => behind().filter(|behind| behind.exists()).unwrap_or(beside),
+    }
 }
 
 /// An initialiser of a product, by its place among the node's inputs.

@@ -224,7 +224,7 @@ impl<'a> Fields<'a> {
 
     /// The file and offset that the entries of an external tensor give.
     fn external(&self, bytes: usize) -> Result<Place> {
-        let (mut location, mut offset, mut length, mut checksum) = (None, None, None, None);
+        let (mut location, mut offset, mut length, mut checksum, mut base) = (None, None, None, None, None);
         for &entry in &self.external {
             let (key, value) = super::model::string_entry(entry).map_err(|e| self.malformed(e))?;
             let repeated = match key {
@@ -232,8 +232,10 @@ impl<'a> Fields<'a> {
                 "offset" => offset.replace(value).is_some(),
                 "length" => length.replace(value).is_some(),
                 "checksum" => checksum.replace(value).is_some(),
+                // Where the model lay when it was written: onnx writes it, and its readers go by where the model lies.
+                "basepath" => base.replace(value).is_some(),
                 other => {
-                    let known = "location, offset, length or checksum";
+                    let known = "location, offset, length, checksum or basepath";
                     return Err(self.malformed(format!("expected of its external data {known}, got {other:?}")));
                 }
             };

@@ -170,7 +170,8 @@ fn external_data_that_lie_elsewhere() {
     refused(&model(&[both]), &["tensor `a`", "got both"]);
 
     let range = |offset: &str, size| {
-        let entries = [("location", "d/x.data"), ("offset", offset), ("length", "8"), ("checksum", "?")];
+        let entries =
+            [("location", "d/x.data"), ("offset", offset), ("length", "8"), ("checksum", "?"), ("basepath", "/x")];
         let model = parse(&external(&entries)).unwrap();
         model.initializer("a").unwrap().external_range(size, Path::new("hostile.onnx"))
     };

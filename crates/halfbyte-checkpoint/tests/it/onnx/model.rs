@@ -174,6 +174,22 @@ fn a_written_model_is_read_back() {
     }
     assert_eq!(file.model.initializers().len(), 9);
 
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::symlink;
+        // As caches have them: both files are links to such of other names. And the model's alone, far from its data.
+        let (cache, lone) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for (name, blob) in [("model.onnx", "0a"), ("model.onnx.data", "1b")] {
+            std::fs::copy(first.path().join(name), cache.path().join(blob)).unwrap();
+            symlink(blob, cache.path().join(name)).unwrap();
+        }
+        symlink(first.path().join("model.onnx"), lone.path().join("other.onnx")).unwrap();
+        for path in [cache.path().to_owned(), cache.path().join("model.onnx"), lone.path().join("other.onnx")] {
+            let checkpoint = Checkpoint::open(&path).unwrap();
+            assert_eq!(checkpoint.bytes("embed").unwrap(), [7; 12], "{}", path.display());
+        }
+    }
+
     // Neither file is replaced.
     for name in ["model.onnx", "model.onnx.data"] {
         std::fs::remove_file(second.path().join(name)).unwrap();
