@@ -311,8 +311,13 @@ fn copy_into(from: &Path, folder: &Path) -> Result<()> {
         .map_err(Error::io("write", &to))
 }
 
-/// The target without links, so that what a link points to is replaced and not the link, unless that points to nothing.
+/// The target without links, so that what a link points to is replaced and not the link. Error: a link that points to nothing.
 pub(super) fn resolved(target: &Path) -> Result<PathBuf> {
+    let is_link = target.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink());
+    if is_link && !target.exists() {
+        let why = " as a link to what is not there".to_owned();
+        return Err(Error::Exists { path: target.to_owned(), why });
+    }
     let absolute = || std::path::absolute(target).map(|path| path.components().collect());
     target.canonicalize().or_else(|_| absolute()).map_err(Error::io("resolve", target))
 }

@@ -214,6 +214,14 @@ fn a_file_takes_its_place_when_it_is_whole() {
         file.commit().unwrap();
         assert!(link.symlink_metadata().unwrap().is_symlink());
         assert_eq!(std::fs::read(&path).unwrap(), b"four");
+        // What a link leads to is written; where that is nothing, the link stays.
+        let dangling = dir.path().join("dangling");
+        std::os::unix::fs::symlink("none", &dangling).unwrap();
+        for overwrite in [false, true] {
+            let refused = Replacement::create(&dangling, overwrite, &[]);
+            assert!(matches!(refused, Err(Error::Exists { .. })), "{refused:?}");
+        }
+        std::fs::remove_file(&dangling).unwrap();
         let mut nowhere = Replacement::create(Path::new("/dev/null"), false, &[]).unwrap();
         nowhere.write_all(b"five").unwrap();
         nowhere.commit().unwrap();
