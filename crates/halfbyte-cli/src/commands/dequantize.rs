@@ -63,6 +63,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         (CheckpointError::Unrepresentable { .. }, Float::BF16) => {
             Failure::from(error).with_help("choose --dtype f32, which reaches further")
         }
+        (CheckpointError::Unrepresentable { .. }, Float::F32) => {
+            Failure::from(error).with_help("no --dtype reaches further; check where the weights come from")
+        }
         _ => error.into(),
     })?;
     drop((cooperate, progress));

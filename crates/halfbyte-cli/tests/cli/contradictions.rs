@@ -352,6 +352,23 @@ fn scales_of_nan_are_blamed_when_a_model_is_loaded() {
 }
 
 #[test]
+fn numbers_that_no_type_holds_are_not_blamed_on_options_that_are_not_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Folder::read(&dense()).write(&dir.path().join("dense"));
+    let target = dir.path().join("gptq");
+    quiet(&["quantize", &source, "-o", &target.display().to_string(), "--group", "32"]);
+    let mut model = Folder::read(&target);
+    let (spec, data) = model.at("model.layers.1.mlp.up_proj.scales");
+    (spec.dtype, *data) = (DType::F32, 3e38f32.to_le_bytes().repeat(data.len() / 2));
+    let path = model.write(&dir.path().join("large"));
+    for (dtype, advice) in [("f32", "no --dtype reaches further"), ("f16", "choose --dtype f32 or bf16")] {
+        let out = dir.path().join("out").display().to_string();
+        let error = fails(2, &["dequantize", &path, "-o", &out, "--dtype", dtype]);
+        assert!(error.contains("beyond its range") && error.contains(advice), "{error}");
+    }
+}
+
+#[test]
 fn what_is_written_with_nan_in_it_is_noted() {
     let dir = tempfile::tempdir().unwrap();
     let mut model = Folder::read(&dense());
