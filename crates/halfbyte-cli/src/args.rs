@@ -178,7 +178,7 @@ pub fn group(text: &str) -> Result<Group, String> {
 /// An architecture of GPUs that has a layout of fpA_intB kernels.
 pub fn arch(text: &str) -> std::result::Result<u32, String> {
     let arch = text.parse().ok().filter(|&arch| FpaIntB::of_arch(arch).is_ok());
-    arch.ok_or_else(|| format!("expected one of {:?}", FpaIntB::ARCHS))
+    arch.ok_or_else(|| format!("expected one of {}", FpaIntB::ARCHS.map(|arch| arch.to_string()).join(", ")))
 }
 
 /// What a person knows of a model whose files do not say it.
@@ -220,7 +220,7 @@ pub enum FormArg {
     Awq,
     /// compressed-tensors, pack-quantized.
     CompressedTensors,
-    /// The layout of fpA_intB kernels from sm_75 on, under TensorRT-LLM's names: 4 or 8 bits.
+    /// The layout of fpA_intB kernels for sm_75 to sm_89, under TensorRT-LLM's names: 4 or 8 bits.
     #[value(name = "fpa_intb")]
     FpaIntB,
     /// The same for sm_70.

@@ -72,7 +72,7 @@ impl Drop for Record {
     fn drop(&mut self) {
         let took = self.begun.elapsed();
         let Told { status, model, prompt_tokens, new_tokens, first_token, broke_off } = self.told().clone();
-        // A client that went before there was an answer: 499, as nginx has it.
+        // No answer had begun when the client went, or when a stop broke it off: 499, as nginx has it.
         let status = if status == 0 { 499 } else { status };
         self.metrics.closed(self.path, status, took);
         let Self { id, method, path, .. } = self;
