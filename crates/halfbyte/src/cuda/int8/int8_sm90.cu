@@ -14,6 +14,8 @@
 //       v += zero * sum of the row's weights at the position
 //   epilogue: requantise; codes go through shared memory, 64 outputs of a pixel side by side
 // Two blocks fit on a multiprocessor: one computes while the other fills its ring or stores.
+// Where tiles are few, the blocks of a cluster share the columns of one (split-K): each adds up an equal share of its
+// pixels and outputs. Sums are whole numbers, the same in any order.
 #include "wgmma_bytes.cuh"
 #include "requantize.cuh"
 #include "windows.cuh"
@@ -33,6 +35,10 @@ constexpr int SHARED_BYTES = CORNERS + WARPGROUPS * NT * 8;
 static_assert(NT == 32 || NT == 64 || NT == 128, "pixels");
 static_assert(STRIPS * NT <= 128, "registers of one of two blocks");
 static_assert(STAGES >= 2 && SHARED_BYTES <= 115712, "shared memory of one of two blocks");
+// What a thread has of 8 pixels and 64 outputs; how many of them: those that blocks of a cluster leave for each other lie
+// where the rings were.
+constexpr int PIECE = 4 * 4, PIECES = STRIPS * NT / 8, MOST_PARTS = 8;
+static_assert((PIECES > MOST_PARTS ? PIECES : MOST_PARTS) * WARPGROUPS * 128 * PIECE <= BARRIERS, "sums of all parts");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
 
 // As `Arguments` in int8_sm90.rs.
@@ -45,25 +51,37 @@ struct Arguments {
   int m, n, outputs;  // outputs: of a group
   int steps;  // atoms along k
   int rows;  // tiles along the outputs of a group
+  int parts;  // blocks of a cluster, which share the columns of a tile: 1, 2, 4 or 8
   int height, width;  // of an image of x
   int x_zero, y_zero;
   float low, high;  // clamp, less the zero point of y
   int channels;  // of a group of x
   Windows windows;
+  int padding;
 };
 
 DEV u64 descriptor_of_w(u32 a) { return WGMMA_DESCRIPTOR_HIGH | wgmma_descriptor_low(a); }
 // 64-byte swizzle: 8 rows in 512 bytes.
 DEV u64 descriptor_of_x(u32 a) { return (32ull << 32) | (2ull << 62) | wgmma_descriptor_low(a); }
 
+// Columns of a block, in steps.
+struct Columns {
+  int first, end;
+  DEV Columns of(const Arguments& g) {
+    const int part = blockIdx.x % g.parts;
+    return {part * g.steps / g.parts, (part + 1) * g.steps / g.parts};
+  }
+};
+
 DEV void produce(const Arguments& g, const TensorMap* map, u32 base, int strip, int strips, int token, int channel) {
+  const Columns columns = Columns::of(g);
   const u64 policy = policy_evict_normal();
   const int here = strips - strip < STRIPS ? strips - strip : STRIPS;
   const u8* source = g.w + ((u64)(blockIdx.y * strips + strip) * g.steps) * ATOM;
   const Windows& v = g.windows;
   Window windows[WARPGROUPS];
 #pragma unroll
-  for (int i = 0; i < WARPGROUPS; i++) windows[i] = Window::of(v, token + i * NT, 0);
+  for (int i = 0; i < WARPGROUPS; i++) windows[i] = Window::of(v, token + i * NT, columns.first * 128);
   const int there = g.m - token > NT ? WARPGROUPS : 1;  // warpgroups with pixels
   auto load_w = [&](int s, int k) {
     const u32 full = base + BARRIERS + 8 * s, to = base + s * STAGE;
@@ -80,12 +98,12 @@ DEV void produce(const Arguments& g, const TensorMap* map, u32 base, int strip, 
         windows[i].advance(v, 64);
       }
   };
-  int k = 0;
-  for (; k < STAGES && k < g.steps; k++) load_w(k, k);
+  int k = columns.first;
+  for (int s = 0; s < STAGES && k < columns.end; s++) load_w(s, k++);
   dependency_wait();
-  for (int s = 0; s < k; s++) load_x(s);
+  for (int s = 0; s < k - columns.first; s++) load_x(s);
 #pragma unroll 1
-  for (int s = 0, phase = 0; k < g.steps; k++) {
+  for (int s = 0, phase = 0; k < columns.end; k++) {
     mbarrier_wait(base + BARRIERS + 8 * (STAGES + s), phase);
     load_w(s, k);
     load_x(s);
@@ -113,13 +131,55 @@ DEV void give_back(const Arguments& g, int row, int column, int n, bool r, bool 
     }
 }
 
+// A piece to the shared memory of a block of the cluster; it is there after the next cluster_sync.
+DEV void store_cluster(u32 a, const int* v) {
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+               : "memory");
+}
+// Whether a piece is this block's to store.
+DEV bool is_own(const Arguments& g, int piece) { return g.parts == 1 || (piece & (g.parts - 1)) == cluster_rank(); }
+// Leaves pieces of the sums for those blocks of the cluster that store them, and adds up what the others leave.
+DEV void share_pieces(int parts, u32 base, int (&acc)[STRIPS][NT / 2]) {
+  const u32 rank = cluster_rank(), each = PIECES > parts ? PIECES / parts : 1;
+  auto at = [&](u32 part, u32 piece) {
+    return base + ((part * each + piece / parts) * WARPGROUPS * 128 + threadIdx.x) * PIECE;
+  };
+  cluster_sync();  // all rings have been read
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+    for (int i = 0; i < NT / 8; i++) {
+      const u32 piece = p * (NT / 8) + i;
+      store_cluster(cluster_address(at(rank, piece), piece & (parts - 1)), acc[p] + 4 * i);
+    }
+  cluster_sync();
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+    for (int i = 0; i < NT / 8; i++) {
+      const u32 piece = p * (NT / 8) + i;
+      if ((piece & (parts - 1)) != rank) continue;
+      int sum[4] = {};
+#pragma unroll 1
+      for (int part = 0; part < parts; part++) {
+        u32 v[4];
+        load_shared(v, at(part, piece));
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[e] += (int)v[e];
+      }
+#pragma unroll
+      for (int e = 0; e < 4; e++) acc[p][4 * i + e] = sum[e];
+    }
+  barrier_sync(1 + WARPGROUPS, WARPGROUPS * 128);  // before codes lie there
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     int8_sm90(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap x_map) {
   extern __shared__ __align__(1024) u8 shared[];
   const u32 base = shared_address(shared), full = base + BARRIERS, empty = full + 8 * STAGES;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  const int strips = (g.outputs + 63) >> 6, strip = blockIdx.x % g.rows * STRIPS,
-            token = blockIdx.x / g.rows * (WARPGROUPS * NT);
+  const int strips = (g.outputs + 63) >> 6, tile = blockIdx.x / g.parts, strip = tile % g.rows * STRIPS,
+            token = tile / g.rows * (WARPGROUPS * NT);
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) {
       mbarrier_init(full + 8 * s, 1);
@@ -147,10 +207,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     store_shared(corners + 8 * t, inside ? INSIDE : (u32)at.row);
     store_shared(corners + 8 * t + 4, (u32)at.column);
   }
+  const Columns columns = Columns::of(g);
   int acc[STRIPS][NT / 2] = {};
   const u64 w0 = descriptor_of_w(base), x0 = descriptor_of_x(base + STRIPS * ATOM + wg * STAGE_X);
 #pragma unroll 1
-  for (int k = 0, s = 0, phase = 0; k < g.steps; k++) {
+  for (int k = 0, s = 0, phase = 0; k < columns.end - columns.first; k++) {
     mbarrier_wait(full + 8 * s, phase);
     const u64 w = w0 + (u32)__shfl_sync(0xffffffffu, s * (STAGE / 16), 0), x = x0 + (w - w0);
     wgmma_fence();
@@ -172,6 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   wgmma_wait<0>();
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) pin(acc[p]);
+  if (g.parts > 1) share_pieces(g.parts, base, acc);
   dependency_wait();  // what an earlier kernel reads of y
 
   // Codes of 8 pixels x 16 outputs a warp: transposed in registers, then side by side in the warpgroup's boxes of the
@@ -188,6 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     barrier_sync(1 + wg, 128);  // all warps have read the first stage, or the strip before is stored
 #pragma unroll
     for (int i = 0; i < NT / 8; i++) {
+      if (!is_own(g, p * (NT / 8) + i)) continue;
       int sum[2] = {c, c}, sum8[2] = {c8, c8};
       if (padded) {
         u32 at[4];
@@ -206,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll 1
     for (int i = t; i < NT * 4; i += 128) {
       const int pixel = i >> 2, chunk = i & 3, at = first + pixel, out = (strip + p) * 64 + 16 * chunk;
-      if (at >= g.m || out >= g.outputs) continue;
+      if (at >= g.m || out >= g.outputs || !is_own(g, p * (NT / 8) + pixel / 8)) continue;
       store_codes(g.y + (u64)at * v.pitch + blockIdx.y * g.outputs + out, staging, pixel, chunk, out, g.outputs,
                   at_once, zeros);
     }

@@ -27,15 +27,15 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "wgmma of bytes from shared memory, windows of images by the copy engine",
     serves: Arch::is_hopper,
     instances: || {
-        let all = [false, true].into_iter().flat_map(config::configs);
+        let all = [false, true].into_iter().flat_map(config::forms);
         all.map(Config::instance).collect()
     },
     every_instance: |_, _| Vec::new(),
     choose: |caps, problem| Ok(Box::new(Implicit::of(caps, problem)?)),
     candidates: |caps, problem| {
         let Ok(Implicit { shape, .. }) = Implicit::of(caps, problem) else { return Vec::new() };
-        let all = config::configs(problem.x == Byte::U8).into_iter();
-        all.map(|config| Box::new(Implicit::new(shape, config)) as Box<dyn Configured<Int8>>).collect()
+        let all = config::configs(sizes(&shape), problem.x == Byte::U8, caps.multiprocessors as usize);
+        all.into_iter().map(|config| Box::new(Implicit::new(shape, config)) as Box<dyn Configured<Int8>>).collect()
     },
 };
 
@@ -73,11 +73,13 @@ parameters! {
         outputs: i32,
         steps: i32,
         rows: i32,
+        parts: i32,
         height: i32,
         width: i32,
         rounding: Flat<Rounding>,
         channels: i32,
         windows: Windows,
+        padding: i32,
     }
 }
 
@@ -109,14 +111,14 @@ impl Implicit {
         }
         windows::taken(g, if is_pointwise(g) { PIECE } else { BOX })?;
         let config = config::config(sizes(shape), problem.x == Byte::U8, caps.multiprocessors as usize);
-        let tiles = config.tiles([shape.output_pixels(), g.outputs()]);
+        let tiles = config.tiles([shape.output_pixels(), g.outputs()]).saturating_mul(config.parts);
         if [shape.output_pixels(), shape.x_len(), g.co, g.k(), tiles].iter().any(|&size| size > i32::MAX as usize) {
             return refuse("more pixels, columns or tiles than 31 bits count");
         }
         if g.groups > 65_535 {
             return refuse("more groups than a launch has rows of blocks");
         }
-        if config::configs(true).iter().any(|config| config.shared_bytes() > caps.shared_bytes as usize) {
+        if config::forms(true).iter().any(|config| config.shared_bytes() > caps.shared_bytes as usize) {
             return Err(Reason(format!("needs more shared memory than the {} bytes of a block", caps.shared_bytes)));
         }
         Ok(Self::new(windows::flat(*shape)?, config))
@@ -144,7 +146,8 @@ impl Implicit {
         Ok(Prepared {
             map: TensorMap::of_windows(x, 1, &windows)?,
             launch: gpu.overlapping(Launch {
-                grid: [tiles as u32, g.groups as u32, 1],
+                grid: [(tiles * config.parts) as u32, g.groups as u32, 1],
+                cluster: [config.parts as u32, 1, 1],
                 shared_bytes: config.shared_bytes() as u32,
                 ..Launch::linear(1, config.threads() as u32)
             }),
@@ -168,11 +171,13 @@ impl Implicit {
             outputs: g.outputs() as i32,
             steps: g.k().div_ceil(STEP) as i32,
             rows: self.config.rows(g.outputs()) as i32,
+            parts: self.config.parts as i32,
             height: shape.input()[0] as i32,
             width: shape.input()[1] as i32,
             rounding: Flat(layer.rounding()),
             channels: g.channels() as i32,
             windows: Windows::new(shape, channels(&g)),
+            padding: 0,
         };
         prepared.function.launch_typed(stream, &prepared.launch, &arguments, std::slice::from_ref(&prepared.map))
     }

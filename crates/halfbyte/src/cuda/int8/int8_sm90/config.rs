@@ -7,6 +7,7 @@
 //! ```text
 //! unit = max(products at 4096 a clock, bytes of W and x at 56 a clock)            128 columns of a tile
 //! time = rounds · (units · max(unit of the blocks side by side, LATENCY over the stages in flight) + TILE)
+//!      + JOIN                    where a cluster shares the columns of a tile, of which each block has as many units
 //! ```
 //!
 //! For ResNet-50 at a batch of 32 on 132 multiprocessors the tests of this file record what comes of it.
@@ -25,6 +26,8 @@ pub struct Config {
     pub stages: usize,
     /// Whether x is unsigned.
     pub unsigned: bool,
+    /// Blocks of a cluster, which share the columns of a tile.
+    pub parts: usize,
 }
 
 /// Warpgroups that multiply.
@@ -36,6 +39,12 @@ const SHARED_BYTES: usize = 115_712;
 /// Clocks of the beginning and the end of a tile, of which those of two blocks overlap.
 const TILE: usize = 3000;
 
+/// Blocks that may share a tile: as many as every cluster may have, and find room.
+const PARTS: [usize; 4] = [1, 2, 4, 8];
+
+/// Clocks of two barriers of a cluster, and of the sums that its blocks leave for each other.
+const JOIN: usize = 2500;
+
 /// Clocks from the request of a stage to its arrival.
 const LATENCY: usize = 2000;
 
@@ -43,32 +52,47 @@ const LATENCY: usize = 2000;
 const PRODUCTS: usize = 4096;
 const BYTES: usize = 56;
 
-/// Every configuration.
-pub fn configs(unsigned: bool) -> Vec<Config> {
+/// Every form that is compiled.
+pub fn forms(unsigned: bool) -> Vec<Config> {
     let forms = [[128, 1], [64, 2], [64, 1], [32, 1]];
-    forms.map(|[tokens, strips]| Config { tokens, strips, stages: 0, unsigned }.fitted()).into()
+    forms.map(|[tokens, strips]| Config { tokens, strips, stages: 0, unsigned, parts: 1 }.fitted()).into()
 }
 
-/// The configuration for a shape: pixels, outputs of a group, columns, groups.
-pub fn config([m, n, k, groups]: [usize; 4], unsigned: bool, multiprocessors: usize) -> Config {
+/// Every configuration for a shape: pixels, outputs of a group, columns, groups. Tiles are shared where all blocks find room at once.
+pub fn configs([m, n, k, groups]: [usize; 4], unsigned: bool, multiprocessors: usize) -> Vec<Config> {
+    let steps = k.div_ceil(STEP);
+    let all = forms(unsigned).into_iter().flat_map(|form| PARTS.map(|parts| Config { parts, ..form }));
+    let has_room = |config: &Config| {
+        let blocks = config.tiles([m, n]).saturating_mul(groups).saturating_mul(config.parts);
+        config.parts == 1 || config.parts <= steps && blocks <= 2 * multiprocessors
+    };
+    all.filter(has_room).collect()
+}
+
+/// The configuration for a shape, as [`configs`] has it.
+pub fn config(shape: [usize; 4], unsigned: bool, multiprocessors: usize) -> Config {
+    let [m, n, k, groups] = shape;
     let time = |config: &Config| {
-        let tiles = config.tiles([m, n]).saturating_mul(groups);
+        let blocks = config.tiles([m, n]).saturating_mul(groups).saturating_mul(config.parts);
         let multiprocessors = multiprocessors.max(1);
-        let (together, rounds) = (tiles.div_ceil(multiprocessors).min(2), tiles.div_ceil(2 * multiprocessors));
+        let (together, rounds) = (blocks.div_ceil(multiprocessors).min(2), blocks.div_ceil(2 * multiprocessors));
         let (outputs, pixels) = (config.strips * STRIP, WARPGROUPS * config.tokens);
         let products = outputs * pixels * STEP / PRODUCTS;
         let bytes = (outputs + pixels) * STEP / BYTES;
         let unit = (together * products.max(bytes)).max(LATENCY / (config.stages - 1));
-        rounds.saturating_mul(k.div_ceil(STEP).saturating_mul(unit).saturating_add(TILE))
+        let join = if config.parts > 1 { JOIN } else { 0 };
+        let units = k.div_ceil(STEP).div_ceil(config.parts);
+        rounds.saturating_mul(units.saturating_mul(unit).saturating_add(TILE)).saturating_add(join)
     };
-    let widest = Config { tokens: 128, strips: 1, stages: 0, unsigned }.fitted();
-    configs(unsigned).into_iter().min_by_key(time).unwrap_or(widest)
+    let widest = Config { tokens: 128, strips: 1, stages: 0, unsigned, parts: 1 }.fitted();
+    configs(shape, unsigned, multiprocessors).into_iter().min_by_key(time).unwrap_or(widest)
 }
 
 impl std::fmt::Display for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { tokens, strips, stages, .. } = self;
-        write!(f, "2 × {tokens} pixels, {strips} strips, {stages} stages")
+        let Self { tokens, strips, stages, parts, .. } = self;
+        write!(f, "2 × {tokens} pixels, {strips} strips, {stages} stages")?;
+        if *parts > 1 { write!(f, ", {parts} parts") } else { Ok(()) }
     }
 }
 
@@ -138,7 +162,7 @@ mod tests {
 
     #[test]
     fn two_blocks_of_every_form_fit_a_multiprocessor() {
-        for config in configs(false) {
+        for config in forms(false) {
             assert!(config.stages >= 2 && config.shared_bytes() <= SHARED_BYTES, "{config:?}");
         }
     }
