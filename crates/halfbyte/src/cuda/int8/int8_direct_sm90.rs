@@ -4,6 +4,7 @@
 pub mod config;
 mod grid;
 
+use super::int8_sm90;
 use super::{Call, Int8, Kernel, Problem, Rounding, bytes_of, check_addresses};
 use crate::cuda::dispatch::Configured;
 use crate::cuda::driver::{Launch, Stream};
@@ -37,9 +38,16 @@ pub(super) const KERNEL: Kernel = Kernel {
         forms.flat_map(|(form, fold)| [false, true].map(|unsigned| form.instance(fold, unsigned))).collect()
     },
     every_instance: |_, _| Vec::new(),
-    choose: |caps, problem| Ok(Box::new(Direct::of(caps, problem)?)),
+    choose: |caps, problem| {
+        let (direct, clocks) = Direct::of(caps, problem)?;
+        let implicit = int8_sm90::Implicit::of(caps, problem).ok().and_then(|implicit| implicit.clocks());
+        if let Some(fewer) = implicit.filter(|fewer| fewer + fewer / SURE <= clocks) {
+            return Err(Reason(format!("is expected to take {clocks} clocks, {} {fewer}", int8_sm90::NAME)));
+        }
+        Ok(Box::new(direct))
+    },
     candidates: |caps, problem| {
-        let Ok(Direct { grid, .. }) = Direct::of(caps, problem) else { return Vec::new() };
+        let Ok((Direct { grid, .. }, _)) = Direct::of(caps, problem) else { return Vec::new() };
         let all = config::configs(&grid, problem.shape.geometry().co).into_iter();
         let all = all.filter_map(|config| Direct::new(problem, grid, config));
         all.map(|direct| Box::new(direct) as Box<dyn Configured<Int8>>).collect()
@@ -48,6 +56,10 @@ pub(super) const KERNEL: Kernel = Kernel {
 
 /// Columns of a product up to which windows of one position are brought at once: with more it is a stream, and nothing is seen twice.
 const MOST_COLUMNS: usize = 128;
+
+/// The part of its time by which another kernel must be expected to be faster, for models to be sure of it. (32 layers that both compute, one
+/// H200.)
+const SURE: usize = 10;
 
 /// Channels that a product takes at once.
 const CHANNELS: usize = 32;
@@ -101,8 +113,8 @@ struct Direct {
 }
 
 impl Direct {
-    /// In the configuration for a problem, or why it has none.
-    fn of(caps: &Caps, problem: &Problem) -> std::result::Result<Self, Reason> {
+    /// In the configuration for a problem, with the clocks that it is expected to take; or why it has none.
+    fn of(caps: &Caps, problem: &Problem) -> std::result::Result<(Self, usize), Reason> {
         let refuse = |why: &str| Err(Reason(why.into()));
         let (shape, g) = (&problem.shape, problem.shape.geometry());
         problem.is_bytes_in_nhwc()?;
@@ -126,11 +138,12 @@ impl Direct {
             return Err(Reason(format!("more rows or columns of an image than {MOST_SIZE}")));
         }
         let config = config::config(&grid, g.co, caps.multiprocessors as usize);
-        let Some(direct) = config.and_then(|config| Self::new(problem, grid, config)) else {
+        let timed = |(config, clocks)| Some((Self::new(problem, grid, config)?, clocks));
+        let Some((direct, clocks)) = config.and_then(timed) else {
             return Err(Reason(format!("has no room for what a block sees of {} channels", g.ci)));
         };
         match direct.config.blocks(&grid, g.co)[1] <= MOST_ROWS {
-            true => Ok(direct),
+            true => Ok((direct, clocks)),
             false => refuse("more outputs than a launch has rows of blocks"),
         }
     }

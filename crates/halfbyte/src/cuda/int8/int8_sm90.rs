@@ -20,7 +20,7 @@ use config::Config;
 static SOURCE: Source =
     Source { path: "int8/int8_sm90.cu", text: include_str!("int8_sm90.cu"), parameters: &[Arguments::LAYOUT] };
 
-const NAME: &str = "int8_sm90";
+pub(super) const NAME: &str = "int8_sm90";
 
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
@@ -88,6 +88,8 @@ pub(super) struct Implicit {
     /// One row of pixels, where each output sees one of its own.
     shape: Conv2dShape,
     config: Config,
+    /// As [`Implicit::clocks`] has it.
+    clocks: Option<usize>,
     /// By the address of x.
     launches: Kept<u64, Prepared>,
 }
@@ -110,7 +112,7 @@ impl Implicit {
             return Err(Reason(format!("brings pixels of a multiple of {PIECE} channels, there are {}", g.ci)));
         }
         windows::taken(g, if is_pointwise(g) { PIECE } else { BOX })?;
-        let config = config::config(sizes(shape), problem.x == Byte::U8, caps.multiprocessors as usize);
+        let (config, clocks) = config::config(sizes(shape), problem.x == Byte::U8, caps.multiprocessors as usize);
         let tiles = config.tiles([shape.output_pixels(), g.outputs()]).saturating_mul(config.parts);
         if [shape.output_pixels(), shape.x_len(), g.co, g.k(), tiles].iter().any(|&size| size > i32::MAX as usize) {
             return refuse("more pixels, columns or tiles than 31 bits count");
@@ -121,16 +123,22 @@ impl Implicit {
         if config::forms(true).iter().any(|config| config.shared_bytes() > caps.shared_bytes as usize) {
             return Err(Reason(format!("needs more shared memory than the {} bytes of a block", caps.shared_bytes)));
         }
-        Ok(Self::new(windows::flat(*shape)?, config))
+        let at_once = tiles.saturating_mul(g.groups) <= 2 * caps.multiprocessors as usize;
+        Ok(Self { clocks: at_once.then_some(clocks), ..Self::new(windows::flat(*shape)?, config) })
     }
 
     fn new(shape: Conv2dShape, config: Config) -> Self {
-        Self { shape, config, launches: Kept::default() }
+        Self { shape, config, clocks: None, launches: Kept::default() }
     }
 
     /// Output pixels.
     pub fn pixels(&self) -> usize {
         self.shape.output_pixels()
+    }
+
+    /// Clocks that it is expected to take, where all of its blocks run at once: with more its model leaves out what memory takes.
+    pub fn clocks(&self) -> Option<usize> {
+        self.clocks
     }
 
     /// What it is computed by.

@@ -56,6 +56,29 @@ fn the_choice_is_the_first_kernel_that_can() {
     }
 }
 
+/// Few tiles are shared among blocks, which is faster than to hold what a block sees once for all positions.
+#[test]
+fn few_tiles_of_many_columns_are_cut() {
+    let chosen = |batch, ci, co, size| {
+        let geometry = Geometry { padding: [1; 4], ..Geometry::new(ci, co, [3, 3]) };
+        let shape = Conv2dShape::new(geometry, batch, [size; 2]).unwrap();
+        let layouts = [Layout2d::Nhwc; 2];
+        let plan =
+            Plan::of(&caps(90), &Problem { shape, x: Byte::U8, symmetric: true, floats: false, layouts }).unwrap();
+        (plan.kernel().name, format!("{plan:?}"))
+    };
+    for (batch, ci, co, size, name, parts) in [
+        (1, 512, 512, 7, "int8_sm90", "8 parts"),
+        (1, 256, 256, 14, "int8_sm90", "4 parts"),
+        (32, 512, 512, 7, "int8_direct_sm90", "alone"),
+        (32, 128, 128, 28, "int8_direct_sm90", "one of two"),
+        (1, 2048, 120, 14, "int8_sm90", "8 parts"),
+    ] {
+        let (kernel, configuration) = chosen(batch, ci, co, size);
+        assert!(kernel == name && configuration.contains(parts), "{batch} {ci} {co} {size}: {kernel} {configuration}");
+    }
+}
+
 #[test]
 fn groups_of_few_channels_have_a_kernel_of_their_own() {
     let problem = |ci: usize, co: usize, groups: usize, symmetric, floats, layouts| {

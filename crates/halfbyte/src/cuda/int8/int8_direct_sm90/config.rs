@@ -86,9 +86,9 @@ pub(super) fn configs(grid: &Grid, n: usize) -> Vec<Config> {
     forms.filter(fits).collect()
 }
 
-/// The configuration for a grid and a number of outputs; none if no block holds what it sees.
-pub(super) fn config(grid: &Grid, n: usize, multiprocessors: usize) -> Option<Config> {
-    let time = |config: &Config| {
+/// The configuration for a grid and a number of outputs, with its time in clocks; none if no block holds what it sees.
+pub(super) fn config(grid: &Grid, n: usize, multiprocessors: usize) -> Option<(Config, usize)> {
+    let time = |config: Config| {
         let Some(shared) = config.shared(grid) else { return usize::MAX };
         let [tiles, rows] = config.blocks(grid, n);
         let (blocks, side_by_side) = (tiles.saturating_mul(rows), if shared.bytes > SHARED { 1 } else { 2 });
@@ -104,7 +104,7 @@ pub(super) fn config(grid: &Grid, n: usize, multiprocessors: usize) -> Option<Co
         let time = rounds.saturating_mul(START + (together * busy).max(latency));
         if side_by_side > 1 && blocks < multiprocessors { time.saturating_add(time / UNEVEN) } else { time }
     };
-    configs(grid, n).into_iter().min_by_key(time)
+    configs(grid, n).into_iter().map(|config| (config, time(config))).min_by_key(|(_, time)| *time)
 }
 
 impl std::fmt::Display for Config {
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn the_layers_of_resnet_50() {
         let of = |grid: Grid, n| {
-            let config = config(&grid, n, 132).unwrap();
+            let (config, _) = config(&grid, n, 132).unwrap();
             let [tiles, rows] = config.blocks(&grid, n);
             (config.slots, config.strips, config.alone, tiles * rows)
         };
