@@ -35,8 +35,8 @@ constexpr int SHARED_BYTES = CORNERS + WARPGROUPS * NT * 8;
 static_assert(NT == 32 || NT == 64 || NT == 128, "pixels");
 static_assert(STRIPS * NT <= 128, "registers of one of two blocks");
 static_assert(STAGES >= 2 && SHARED_BYTES <= 115712, "shared memory of one of two blocks");
-// What a thread has of 8 pixels and 64 outputs; how many of them: those that blocks of a cluster leave for each other lie
-// where the rings were.
+// Bytes of what a thread has of 8 pixels and 64 outputs; how many of these. Those that blocks of a cluster leave for
+// each other lie where the rings were.
 constexpr int PIECE = 4 * 4, PIECES = STRIPS * NT / 8, MOST_PARTS = 8;
 static_assert((PIECES > MOST_PARTS ? PIECES : MOST_PARTS) * WARPGROUPS * 128 * PIECE <= BARRIERS, "sums of all parts");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
